@@ -1,0 +1,82 @@
+"""The private attributes of Lightning and Opacus that cannot be avoided, in one place.
+
+Each function names what it reaches for, and ``tests/test_compat.py`` fails with a readable message when it moves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+
+from lightning_dp.errors import TrainerSettingsError
+
+_LAYER_ATTRIBUTES = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
+
+
+def forget_forward(module: nn.Module) -> None:
+    """Makes Opacus' hooks forget every forward pass whose backward pass has not run.
+
+    Without it, an extra forward pass leaves ``_forward_counter`` above zero and no later gradient row is completed,
+    and the inputs of the batch stay on the layers.
+    """
+    for layer in module.modules():
+        for name in ("activations", "max_batch_len"):
+            layer.__dict__.pop(name, None)
+    for parameter in module.parameters():
+        if hasattr(parameter, "_forward_counter"):
+            parameter._forward_counter = 0
+        if hasattr(parameter, "_current_grad_sample"):
+            del parameter._current_grad_sample
+
+
+def forget_hooks(module: nn.Module) -> None:
+    """Removes what Opacus' ``cleanup`` leaves on the layers: stored inputs, which are private, and bookkeeping."""
+    for layer in module.modules():
+        for name in _LAYER_ATTRIBUTES:
+            layer.__dict__.pop(name, None)
+
+
+def transfer(module: LightningModule, batch: Any) -> Any:
+    """Brings a batch to the device as Lightning's training loop does, with every user hook on the way."""
+    trainer = module.trainer
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def training_step_arguments(trainer: Trainer, batch: Any) -> tuple[Any, ...]:
+    """The arguments with which Lightning's loop would call ``training_step``."""
+    return tuple(trainer.fit_loop.epoch_loop._build_kwargs(OrderedDict(), batch, 0).values())
+
+
+def data_of(trainer: Trainer) -> dict[str, Any]:
+    """The data with which ``trainer.fit`` was called, as keyword arguments for another ``fit``."""
+    if trainer.datamodule is not None:  # type: ignore[attr-defined]
+        return {"datamodule": trainer.datamodule}  # type: ignore[attr-defined]
+    sources = {
+        "train_dataloaders": trainer.fit_loop._data_source,
+        "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop._data_source,
+    }
+    return {name: source.instance for name, source in sources.items() if not source.is_module()}
+
+
+def trap_other_package() -> None:
+    """Makes ``pytorch_lightning.Trainer(strategy="private")`` say what is wrong, if that package is in use.
+
+    ``pytorch_lightning`` and ``lightning.pytorch`` hold the same classes twice, and neither accepts the other's.
+    """
+    other = sys.modules.get("pytorch_lightning.strategies")
+    if other is not None and "private" not in other.StrategyRegistry:
+        other.StrategyRegistry.register("private", refuse_other_package)
+
+
+def refuse_other_package(**_: Any) -> None:
+    """Raises the error that names both packages."""
+    raise TrainerSettingsError(
+        "This Trainer comes from `pytorch_lightning`, while lightning_dp is built on `lightning.pytorch`; their classes"
+        " do not mix. Replace `import pytorch_lightning as pl` by `import lightning.pytorch as pl` in every file."
+    )

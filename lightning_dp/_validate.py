@@ -1,0 +1,82 @@
+"""Checks of plain values, shared by every constructor: one error that names the argument, its value and the remedy."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from lightning_dp.errors import InvalidValueError
+
+
+def number(name: str, value: Any) -> float:
+    """Returns ``value`` as a float, or raises if it is no real number (strings, booleans and NaN are none)."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        hint = " Remove the quotes." if isinstance(value, str) else ""
+        raise InvalidValueError(f"`{name}` must be a number, got {value!r} of type {type(value).__name__}.{hint}")
+    result = float(value)
+    if math.isnan(result):
+        raise InvalidValueError(f"`{name}` must be a number, got NaN. Check the computation it comes from.")
+    return result
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    result = number(name, value)
+    if not 0 < result < math.inf:
+        raise InvalidValueError(f"`{name}` must be finite and greater than 0, got {value!r}.")
+    return result
+
+
+def non_negative(name: str, value: Any) -> float:
+    """A finite number of at least 0."""
+    result = number(name, value)
+    if not 0 <= result < math.inf:
+        raise InvalidValueError(f"`{name}` must be finite and at least 0, got {value!r}.")
+    return result
+
+
+def probability(name: str, value: Any) -> float:
+    """A number in (0, 1]."""
+    result = number(name, value)
+    if not 0 < result <= 1:
+        raise InvalidValueError(f"`{name}` is a probability and must lie in (0, 1], got {value!r}.")
+    return result
+
+
+def delta(value: Any, name: str = "delta") -> float:
+    """A number in (0, 1), the delta of a guarantee."""
+    result = number(name, value)
+    if not 0 < result < 1:
+        raise InvalidValueError(
+            f"`{name}` must lie strictly between 0 and 1, got {value!r}."
+            " Choose it well below one over the number of records, for example 1e-5."
+        )
+    return result
+
+
+def integer(name: str, value: Any, minimum: int) -> int:
+    """A whole number of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidValueError(
+            f"`{name}` must be a whole number, got {value!r} of type {type(value).__name__}."
+        )
+    if value < minimum:
+        raise InvalidValueError(f"`{name}` must be at least {minimum}, got {value!r}.")
+    return int(value)
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """One of a few strings."""
+    if value not in allowed:
+        raise InvalidValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
+    return str(value)
+
+
+def delta_below_one_record(value: float, num_records: int) -> None:
+    """Refuses a delta that would allow publishing one record in full."""
+    if value * num_records >= 1:
+        raise InvalidValueError(
+            f"`delta={value:g}` is not below 1/N = 1/{num_records}: a mechanism that publishes one random record in"
+            f" full would pass. Choose it well below, for example {0.1 / num_records:.0e}."
+        )

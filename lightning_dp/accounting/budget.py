@@ -1,0 +1,47 @@
+"""How many more releases a budget allows."""
+
+from __future__ import annotations
+
+from lightning_dp import _validate
+from lightning_dp.accounting.mechanisms import Composition, Mechanism
+
+_LIMIT = 10_000_000_000
+
+
+def updates_left(
+    update: Mechanism, *, epsilon: float, delta: float, spent: Mechanism | None = None, limit: int | None = None
+) -> int:
+    """Largest number of updates that keeps the whole within a budget.
+
+    Args:
+        update: What one update executes.
+        epsilon: The budget, greater than 0.
+        delta: In (0, 1).
+        spent: What was executed before; nothing if ``None``.
+        limit: Stop looking here, for example at the number of updates that are planned.
+
+    Returns:
+        The number ``n``, at most ``limit``: ``spent + n * update`` costs at most ``epsilon`` at ``delta``; 0 if
+        nothing fits.
+
+    Raises:
+        InvalidValueError: An argument is out of range.
+    """
+    epsilon, delta = _validate.positive("epsilon", epsilon), _validate.delta(delta)
+    before = Composition() if spent is None else spent
+    upper = _LIMIT if limit is None else _validate.integer("limit", limit, minimum=0)
+
+    def fits(count: int) -> bool:
+        # Comparing delta is one evaluation of the profile; comparing epsilon would be a root search.
+        return (before + count * update).delta(epsilon) <= delta
+
+    if upper == 0 or fits(upper):
+        return upper if fits(0) else 0
+    low, high = 0, 1
+    while high < upper and fits(high):
+        low, high = high, 2 * high
+    high = min(high, upper)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,303 @@
+"""The privacy profile of many composed steps, by contour integration.
+
+For a loss with cumulant function ``K`` and any ``c > 0``, Parseval's identity gives
+
+    delta(eps) = 1 / (2 pi) * integral of exp(K(z) - z eps) / (z (z + 1)) dt,   z = c + it.
+
+The trapezoid rule with step ``h`` returns ``sum_m delta(eps + 2 pi m / h) exp(2 pi m c / h)``: its error is a sum of
+non-negative terms, so it never understates delta (Poisson summation). Chernoff bounds of those terms choose ``h``.
+Added explicitly: a bound of the neglected tail in ``t``, the error of the sums over ``x``, and rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from lightning_dp.accounting.loss import Floats, SampledGaussianLoss, TiltedLoss
+
+_TOLERANCE = math.log(1e-11)  # relative size of aliases and of the tail that is aimed at
+_ELEMENTS = 1_500_000  # most values of (nodes in t) * (nodes in x) that one profile may take
+_CHUNK = 500_000
+_BELOW = 0.7  # position of the line relative to the best Renyi order
+_GUESS_MARGIN = 5.0  # a Chernoff bound overstates log delta by about this much
+_REFINEMENTS = 5  # halvings of the distance of the nodes in x
+_GROWTH, _EDGES = 1.25, 60
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A composition: sampled steps of one direction with their counts, and one Gaussian that stands for the rest.
+
+    Args:
+        steps: Pairs of a step's loss and how often it occurs.
+        rho: ``sum(count / (2 sigma^2))`` over the steps without sampling; their cumulant is ``rho * s * (s + 1)``.
+    """
+
+    steps: tuple[tuple[SampledGaussianLoss, int], ...]
+    rho: float
+
+    @property
+    def largest(self) -> float:
+        """Largest possible loss."""
+        return math.inf if self.rho > 0 else sum(count * loss.largest for loss, count in self.steps)
+
+    @property
+    def infinite(self) -> float:
+        """Probability that is counted as infinite loss; adds to delta."""
+        return sum(count * loss.infinite for loss, count in self.steps) * (1 + 1e-12)
+
+    def without_tail(self, log_delta: float) -> Composed:
+        """The same with the largest losses counted as infinite, at most ``1e-10`` of delta."""
+        log_share = log_delta + math.log(1e-10) - math.log(sum(count for _, count in self.steps) + 1)
+        return Composed(tuple((loss.without_tail(log_share), count) for loss, count in self.steps), self.rho)
+
+    def cumulants(self, c: float) -> tuple[float, float, float]:
+        """``K(c)`` and its first two derivatives, or infinities where they are too large to matter."""
+        if not all(loss.tractable(c) for loss, _ in self.steps):
+            return math.inf, math.inf, math.inf
+        value, first, second = self.rho * c * (c + 1), self.rho * (2 * c + 1), 2 * self.rho
+        for loss, count in self.steps:
+            one = loss.cumulants(c)
+            value, first, second = value + count * one[0], first + count * one[1], second + count * one[2]
+        return value, first, second
+
+
+Cumulants = Callable[[float], tuple[float, float, float]]
+
+
+def chernoff_log_delta(cumulants: Cumulants, c: float, epsilon: float) -> float:
+    """Logarithm of the RDP bound of delta, of order ``c + 1`` (Canonne, Kamath and Steinke, 2020, Proposition 12)."""
+    return cumulants(c)[0] - c * epsilon - c * math.log1p(1 / c) - math.log1p(c)
+
+
+def chernoff_epsilon(cumulants: Cumulants, c: float, log_delta: float) -> float:
+    """The same bound solved for epsilon."""
+    return (chernoff_log_delta(cumulants, c, 0.0) - log_delta) / c
+
+
+def order_for_delta(cumulants: Cumulants, log_delta: float) -> float:
+    """The ``c`` at which :func:`chernoff_epsilon` is smallest, to a few per cent."""
+
+    def slope(c: float) -> float:
+        value, first, _ = cumulants(c)
+        return c * first - value + math.log1p(c) + log_delta
+
+    return _increasing_root(slope, cumulants)
+
+
+def order_for_epsilon(cumulants: Cumulants, epsilon: float) -> float:
+    """The ``c`` at which :func:`chernoff_log_delta` is smallest, to a few per cent."""
+    return _increasing_root(lambda c: cumulants(c)[1] - epsilon - math.log1p(1 / c), cumulants)
+
+
+def _increasing_root(slope: Callable[[float], float], cumulants: Cumulants) -> float:
+    """Root on a logarithmic scale, bracketed from the scale of the loss; the end of the range when there is none."""
+
+    def objective(log_c: float) -> float:
+        value = slope(math.exp(log_c))
+        return min(value, 1e300) if not math.isnan(value) else 1e300
+
+    low = high = -math.log(math.sqrt(cumulants(0.0)[2]) + 1e-12)
+    stride = 0.7
+    value = objective(low)
+    sign = 1.0 if value < 0 else -1.0
+    while value * sign < 0:
+        low, high, stride = high, high + sign * stride, stride * 1.5
+        if abs(high) > 50:
+            return math.exp(low)
+        value = objective(high)
+    return math.exp(float(brentq(objective, low, high, xtol=0.03, rtol=1e-3, maxiter=50)))
+
+
+@dataclass(frozen=True)
+class Contour:
+    """Nodes and weights of the integral on one line, from which delta follows at every epsilon.
+
+    Attributes:
+        c: Real part of the line.
+        log_scale: ``K(c)``.
+        t: Nodes, from 0.
+        terms: ``h / pi * exp(K(z) - K(c)) / (z (z + 1))`` at the nodes, the first halved.
+        excess: Sum of all error bounds, in the unit ``exp(K(c) - c * epsilon)``.
+        quadrature: Share in it of the sums over ``x``.
+    """
+
+    c: float
+    log_scale: float
+    t: Floats
+    terms: NDArray[np.complex128]
+    excess: float
+    quadrature: float
+
+    def log_delta(self, epsilon: float) -> float:
+        """Logarithm of an upper bound of delta."""
+        phase = self.t * epsilon
+        total = float(self.terms.real @ np.cos(phase) + self.terms.imag @ np.sin(phase))
+        total = max(0.0, total) + self.excess + 4e-16 * abs(epsilon) * float(np.abs(self.terms) @ self.t)
+        return self.log_scale - self.c * epsilon + math.log(total) if total > 0 else -math.inf
+
+    def relative_error(self, epsilon: float) -> float:
+        """Share of the explicit error bounds in delta."""
+        share = math.log(self.excess) + self.log_scale - self.c * epsilon - self.log_delta(epsilon)
+        return math.exp(min(share, 0.0))
+
+    def epsilon_error(self, epsilon: float) -> float:
+        """The same in epsilon, by the local slope of ``log(delta)``."""
+        drop = self.log_delta(epsilon) - self.log_delta(epsilon * (1 + 1e-4))
+        return self.relative_error(epsilon) * 1e-4 / drop if drop > 0 else math.inf
+
+
+def solve_epsilon(composed: Composed, order: float, log_delta: float) -> tuple[float, float]:
+    """Upper bound of epsilon and of its relative error (``inf``, ``inf`` when the contour is too expensive).
+
+    The line lies below the Chernoff point ``order``: the integrand grows little, and rare large losses, which the
+    tilt at the point itself may reach, stay negligible.
+    """
+    c = _BELOW * order
+    first = composed.cumulants(c)[1]
+    line = contour(composed, c, max(0.0, first - 1 / c - 1 / (c + 1)), log_delta)
+    if line is None:
+        return math.inf, math.inf
+    if line.log_delta(0.0) <= log_delta:
+        return 0.0, 0.0
+    result = _root(line, log_delta, chernoff_epsilon(composed.cumulants, order, log_delta))
+    return result, line.epsilon_error(result)
+
+
+def _root(line: Contour, log_delta: float, high: float) -> float:
+    """Smallest epsilon at which the line stays at or below ``log_delta``; ``inf`` if not even at ``high``."""
+    high *= 1 + 1e-9
+    if line.log_delta(high) > log_delta:
+        return math.inf
+    root = float(brentq(lambda x: max(line.log_delta(x), -1e4) - log_delta, 0.0, high, xtol=1e-300, rtol=1e-14))
+    for step in (0.0, 1e-14, 1e-12, 1e-10, 1e-8):
+        if line.log_delta(root * (1 + step)) <= log_delta:
+            return root * (1 + step)
+    return high
+
+
+def solve_delta(composed: Composed, order: float, epsilon: float, log_guess: float) -> tuple[float, float]:
+    """Upper bound of delta and of its relative error (1, ``inf`` when the contour is too expensive)."""
+    for _ in range(3):
+        line = contour(composed, _BELOW * order, epsilon, log_guess - _GUESS_MARGIN)
+        if line is None:
+            return 1.0, math.inf
+        log_delta = line.log_delta(epsilon)
+        error = line.relative_error(epsilon)
+        if error <= 1e-9:
+            break
+        log_guess = log_delta + math.log1p(-min(error, 1 - 1e-9))
+    return max(math.exp(min(log_delta, 0.0)), math.ulp(0.0)), error
+
+
+def contour(composed: Composed, c: float, epsilon: float, log_delta: float) -> Contour | None:
+    """Builds the line through ``c`` for deltas around ``log_delta`` and epsilons not much below ``epsilon``.
+
+    Returns:
+        The line, or None if it would take too many nodes.
+    """
+    spacing = 2 * math.pi / period(composed.cumulants, c, epsilon, log_delta + _TOLERANCE)
+    log_scale = composed.cumulants(c)[0]
+    target = math.exp(min(log_delta + _TOLERANCE - (log_scale - c * epsilon), 0.0))
+    means = [loss.cumulants(c)[1] for loss, _ in composed.steps]
+    count, tail, shifts = _cutoff(composed, c, means, spacing, target)
+    line = None
+    for refinement in range(_REFINEMENTS):
+        tilts = [
+            (loss.tilted(c, refinement, shift, mean), n)
+            for (loss, n), shift, mean in zip(composed.steps, shifts, means, strict=True)
+        ]
+        if count * sum(len(tilt.weights) for tilt, _ in tilts) > _ELEMENTS:
+            break
+        previous, line = line, _line(composed, tilts, c, spacing * np.arange(count), log_scale, tail)
+        if previous is not None and line.quadrature > previous.quadrature / 8:  # only rounding is left
+            return min(previous, line, key=lambda candidate: candidate.excess)
+        if line.quadrature <= max(20 * target, line.excess / 2):
+            break
+    return line
+
+
+def period(
+    cumulants: Callable[[float], tuple[float, float, float]], c: float, epsilon: float, log_target: float
+) -> float:
+    """Smallest shift of epsilon at which both neighbouring aliases are below ``exp(log_target)``.
+
+    An alias at distance ``x`` is at most ``exp(K(c + d) - (c + d) eps - d x)`` above (``d > 0``), and the same with
+    ``-d`` below (``0 < d <= c``), by Markov's inequality.
+    """
+    above = below = math.inf
+    for factor in (1.2, 1.43, 1.8, 2.5, 4.0):
+        d = (factor - 1) * c
+        above = min(above, (cumulants(c + d)[0] - (c + d) * epsilon - log_target) / d)
+    for factor in (0.0, 0.5, 0.75):
+        d = (1 - factor) * c
+        below = min(below, (cumulants(c - d)[0] - (c - d) * epsilon - log_target) / d)
+    return max(above, below)
+
+
+def _line(
+    composed: Composed,
+    tilts: Sequence[tuple[TiltedLoss, int]],
+    c: float,
+    t: Floats,
+    log_scale: float,
+    tail: float,
+) -> Contour:
+    """The contour with nodes ``t``."""
+    fine, coarse = _log_characteristics(composed, tilts, t)
+    z = c + 1j * t
+    kernel = (t[1] - t[0]) / math.pi / (z * (z + 1))
+    kernel[0] /= 2
+    terms = np.exp(fine) * kernel
+    quadrature = float(np.abs(terms - np.exp(coarse) * kernel).sum())
+    mean = composed.cumulants(c)[1]
+    relative = 1e-14 + sum(n * tilt.rounding for tilt, n in tilts) * (np.abs(z) + 1) + 4e-16 * abs(mean) * t
+    rounding = float(np.abs(terms) @ relative)
+    return Contour(c, log_scale, t, terms * np.exp(1j * t * mean), tail + quadrature + rounding, quadrature)
+
+
+def _log_characteristics(
+    composed: Composed, tilts: Sequence[tuple[TiltedLoss, int]], t: Floats
+) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
+    """``K(c + it) - K(c) - i t K'(c)``, from all nodes in ``x`` and from every second one."""
+    fine = (-composed.rho * t**2).astype(np.complex128)
+    coarse = fine.copy()
+    for tilt, count in tilts:
+        rows = max(1, _CHUNK // len(tilt.weights))
+        for start in range(0, len(t), rows):
+            part = slice(start, start + rows)
+            both = tilt.log_characteristic(t[part])
+            fine[part] += count * both[0]
+            coarse[part] += count * both[1]
+    return fine, coarse
+
+
+def _cutoff(
+    composed: Composed, c: float, means: Sequence[float], spacing: float, target: float
+) -> tuple[int, float, list[float]]:
+    """How many nodes to take, a bound of the sum over all others of about ``target``, and how far to shift each ``x``.
+
+    The best shift for the bound at the last node is doubled, which damps the oscillations of rare large losses too.
+    """
+    edges = 6 * spacing * _GROWTH ** np.arange(_EDGES)
+    exponent = -composed.rho * edges**2
+    best = []
+    for (loss, count), mean in zip(composed.steps, means, strict=True):
+        shifts = [0.0, *(loss.farthest_shift * 4.0**-k for k in range(7))]
+        bounds = np.array([loss.tilted(c, 0, shift, mean).modulus_bound(edges) for shift in shifts])
+        exponent += count * bounds.min(axis=0)
+        best.append(np.array(shifts)[bounds.argmin(axis=0)])
+    lengths = np.append(np.diff(edges), edges[-1]) + spacing
+    parts = np.exp(exponent) / (math.pi * (edges**2 + c**2)) * lengths
+    tails = np.cumsum(parts[::-1])[::-1]
+    first = int(np.argmax(tails <= target)) if tails[-1] <= target else len(edges) - 1
+    chosen = [
+        min(loss.farthest_shift, 2 * float(shift[first])) for (loss, _), shift in zip(composed.steps, best, strict=True)
+    ]
+    return math.ceil(edges[first] / spacing) + 1, float(tails[first]), chosen

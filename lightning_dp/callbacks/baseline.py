@@ -1,0 +1,104 @@
+"""The same model without privacy, to see what privacy costs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from typing_extensions import override
+
+from lightning_dp import _compat, _validate
+from lightning_dp.errors import InvalidValueError, TrainerSettingsError
+
+
+class NonPrivateBaseline(Callback):
+    """Trains a copy of the model without privacy after the private run, and puts its metrics beside the private ones.
+
+    The copy starts from the same initial parameters and sees the same data, with ordinary batches. Its result is
+    **not** private: it is for comparing on data that may be looked at, never for release.
+
+    Args:
+        metrics: Names of the logged validation metrics to compare.
+        max_epochs: Epochs of the baseline; those of the private run if ``None``.
+        hparams: Hyperparameters that a model without clipping and noise needs otherwise, such as the learning rate. The
+            module is then built anew with these in place of its own; it must have called ``save_hyperparameters()``.
+
+    Attributes:
+        result: The metrics of the baseline, empty before it has run.
+    """
+
+    def __init__(
+        self,
+        metrics: list[str],
+        *,
+        max_epochs: int | None = None,
+        hparams: dict[str, Any] | None = None,
+    ) -> None:
+        if isinstance(metrics, str) or not metrics:
+            raise InvalidValueError(f"`metrics` must be a list of names of logged metrics, got {metrics!r}.")
+        self.metrics = list(metrics)
+        self.max_epochs = None if max_epochs is None else _validate.integer("max_epochs", max_epochs, minimum=1)
+        self.hparams = dict(hparams or {})
+        self.result: dict[str, float] = {}
+        self._copy: LightningModule | None = None
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        unknown = sorted(set(self.hparams) - set(pl_module.hparams))
+        if unknown:
+            raise TrainerSettingsError(
+                f"`NonPrivateBaseline(hparams=...)` names {unknown}, which `{type(pl_module).__name__}` does not have."
+                f" It has {sorted(map(str, pl_module.hparams))}; call `self.save_hyperparameters()` in its constructor."
+            )
+        self.result = {}
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._copy = self._build(pl_module)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._copy is None or trainer.fast_dev_run:
+            return
+        rank_zero_info("Training the same model without privacy, for comparison only.")
+        plain = Trainer(
+            accelerator=trainer.accelerator,
+            devices=1,
+            precision=trainer.precision,  # type: ignore[arg-type]
+            max_epochs=self.max_epochs or trainer.max_epochs,
+            logger=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            num_sanity_val_steps=0,
+        )
+        module, self._copy = self._copy, None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain.fit(module, **_compat.data_of(trainer))
+        if trainer.datamodule is not None:  # type: ignore[attr-defined]
+            trainer.datamodule.trainer = trainer  # type: ignore[attr-defined]
+        self.result = self._read(plain.callback_metrics)
+
+    def _build(self, module: LightningModule) -> LightningModule:
+        if not self.hparams:
+            return copy.deepcopy(module)
+        # LightningCLI adds entries of its own, with a leading underscore.
+        own = {name: value for name, value in module.hparams.items() if not str(name).startswith("_")}
+        twin = type(module)(**{**own, **self.hparams})
+        twin.load_state_dict(module.state_dict())
+        return twin
+
+    def _read(self, logged: Mapping[str, Any]) -> dict[str, float]:
+        missing = [name for name in self.metrics if name not in logged]
+        if missing:
+            raise TrainerSettingsError(
+                f"`NonPrivateBaseline(metrics={self.metrics})`: {missing} was not logged; there are {sorted(logged)}."
+            )
+        return {name: float(logged[name]) for name in self.metrics}

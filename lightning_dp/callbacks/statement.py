@@ -1,0 +1,135 @@
+"""What a person is told when private training starts and ends."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lightning.pytorch import Trainer
+
+from lightning_dp.callbacks.baseline import NonPrivateBaseline
+from lightning_dp.strategies import PrivateStrategy
+
+NOT_COVERED = (
+    "values logged from private records, such as train_loss and privacy-unaware training metrics",
+    "validation, test and prediction records, and choices made by looking at their metrics",
+    "hyperparameters chosen by earlier runs on these records",
+    "records that one person has several of: the unit is one record",
+    "floating-point effects, timing and memory side channels",
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Labelled facts, and what they do not say.
+
+    Attributes:
+        title: One line.
+        facts: Pairs of a label and a value.
+        not_covered: One line each.
+    """
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    not_covered: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        width = max(len(label) for label, _ in self.facts)
+        lines = [self.title, *(f"  {label:<{width}}  {value}" for label, value in self.facts)]
+        if self.not_covered:
+            lines += ["  Not covered:", *(f"    - {line}" for line in self.not_covered)]
+        return "\n".join(lines)
+
+
+def opening_statement(strategy: PrivateStrategy) -> Statement:
+    """What is about to run."""
+    return Statement("Private training starts", _declared(strategy) + _budget(strategy))
+
+
+def closing_statement(
+    trainer: Trainer,
+    strategy: PrivateStrategy,
+    *,
+    metrics: Sequence[str] | None = None,
+    exception: BaseException | None = None,
+) -> Statement:
+    """What has run, what it guarantees and what it does not.
+
+    Args:
+        trainer: For the logged metrics and the baseline.
+        strategy: For the ledger.
+        metrics: Names of the metrics to show; all that start with ``val`` if ``None``.
+        exception: What ended training early, if anything did.
+    """
+    run = strategy.run
+    assert run is not None
+    guarantee = strategy.guarantee
+    facts = [
+        *_declared(strategy),
+        ("updates", _updates(guarantee.num_updates, run.updates_run)),
+        ("guarantee", f"epsilon = {guarantee.epsilon:.4f} at delta = {guarantee.delta:g}, from what actually ran"),
+        *(("NOT VALID AS STATED", stamp) for stamp in guarantee.stamps),
+        *_metrics(trainer, metrics),
+    ]
+    title = "Private training ended" if exception is None else f"Private training ended by {type(exception).__name__}"
+    return Statement(title, tuple(facts), NOT_COVERED)
+
+
+def show(statement: Statement) -> None:
+    """Prints a statement: a table where Rich is installed, plain text elsewhere."""
+    if importlib.util.find_spec("rich") is None:
+        print(f"\n{statement}\n")
+        return
+    from rich import get_console
+    from rich.panel import Panel
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for label, value in statement.facts:
+        table.add_row(f"[bold]{label}[/bold]", value)
+    for number, line in enumerate(statement.not_covered):
+        table.add_row("[bold]not covered[/bold]" if number == 0 else "", line)
+    # The console of Lightning's progress bar, so that the bar is not torn.
+    get_console().print(Panel(table, title=statement.title, expand=False))
+
+
+def _declared(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:
+    run = strategy.run
+    assert run is not None and run.plan is not None
+    plan = run.plan
+    size = "declared, the true size is hidden" if plan.is_size_declared else "public"
+    batch = plan.expected_batch_size
+    return (
+        ("unit", "one record (one element of the training data set)"),
+        ("adjacency", "add_remove (one record present or absent)"),
+        ("N", f"{plan.public_size:,} ({size})"),
+        ("sampling", f"Poisson, rate q = {plan.sampling_rate:.6g}, {plan.updates_per_epoch} updates an epoch"),
+        ("expected batch", f"{batch:.6g} records, {batch / plan.world_size:.6g} per process"),
+        ("noise multiplier", f"{run.noise_multiplier:.6g}"),
+        ("clip norm", f"{run.max_grad_norm:g} (flat, over all parameters)"),
+    )
+
+
+def _budget(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:
+    run = strategy.run
+    assert run is not None
+    budget = strategy.budget
+    if budget is None:
+        return (("budget", "none: the noise multiplier is fixed and epsilon grows with every update"),)
+    allowed = "" if run.updates_allowed is None else f", at most {run.updates_allowed:,} updates in this run"
+    return (("budget", f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g}{allowed}"),)
+
+
+def _updates(total: int, this_run: int) -> str:
+    return f"{total:,}" if total == this_run else f"{total:,}, of which {this_run:,} in this run"
+
+
+def _metrics(trainer: Trainer, names: Sequence[str] | None) -> list[tuple[str, str]]:
+    logged = trainer.callback_metrics
+    shown = [name for name in logged if name.startswith("val")] if names is None else list(names)
+    facts = [(name, f"{float(logged[name]):.4f}") for name in shown if name in logged]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, NonPrivateBaseline):
+            facts += [(f"{name} without privacy", f"{value:.4f}") for name, value in callback.result.items()]
+    return facts

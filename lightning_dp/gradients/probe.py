@@ -1,0 +1,210 @@
+"""Looks for what would void the guarantee, on a copy of the module, before the first update.
+
+The bound on one record rests on its gradient depending on that record alone. The probe runs ``training_step`` on a few
+records and compares rows: with autograd's own gradient, across batch sizes, and after replacing the other records.
+Only pass or fail leaves it.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_dp.errors import UnsupportedModelError
+from lightning_dp.gradients.clipping import record_norms
+from lightning_dp.gradients.hooks import RecordGradients
+
+NUM_RECORDS = 10
+_TRIES = 6
+
+
+class IndependenceProbe:
+    """Checks one module on a few records.
+
+    Args:
+        module: The user's module, on its device, without hooks. It is copied and not changed.
+        loss: Runs ``training_step`` of a module on a batch of records and returns its loss.
+        tolerance: Largest accepted relative difference between two rows that should be equal.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        *,
+        loss: Callable[[LightningModule, list[Any]], Tensor],
+        tolerance: float,
+    ) -> None:
+        self._replica = _silent_replica(module)
+        self._gradients = RecordGradients(self._replica)
+        self._loss, self._tolerance = loss, tolerance
+
+    def run(self, records: Sequence[Any]) -> None:
+        """Runs every check that the number of ``records`` allows; ``NUM_RECORDS`` are enough for all.
+
+        Raises:
+            UnsupportedModelError: A check failed; the message names the check, the parameter or module, and a remedy.
+        """
+        with isolate_rng(), torch.enable_grad():
+            self._gradients.attach()
+            try:
+                self._check_state(records[:2])
+                self._check_rows(records[:3])
+                if len(records) >= 4:
+                    self._check_batch_size(records[:4])
+                    self._check_others(records)
+            finally:
+                self._gradients.detach()
+
+    def _rows(self, records: Sequence[Any], seed: int = 1) -> dict[str, Tensor]:
+        self._forward_backward(records, seed)
+        rows = self._gradients.take_rows()
+        for name, row in rows.items():
+            if row.shape[0] != len(records):
+                raise UnsupportedModelError(
+                    f"`{name}` has {row.shape[0]} gradient rows for {len(records)} records: `training_step` drops,"
+                    " repeats, splits or merges records. Keep the records in the first dimension of every layer's input."
+                )
+        return rows
+
+    def _forward_backward(self, records: Sequence[Any], seed: int = 1) -> None:
+        _same_dropout(seed)
+        with _InnermostModule(self._replica) as innermost:
+            try:
+                self._loss(self._replica, list(records)).backward()
+            except UnsupportedModelError:
+                raise
+            except Exception as error:
+                raise UnsupportedModelError(
+                    f"`training_step` fails on a batch of {len(records)} records, in {innermost.describe()}:"
+                    f" {type(error).__name__}: {error} Under private training the number of records varies from batch"
+                    " to batch, so no part of the model may fix it; read it from the batch instead."
+                ) from error
+
+    def _check_state(self, records: Sequence[Any]) -> None:
+        before = {name: value.clone() for name, value in self._replica.state_dict().items()}
+        self._rows(records)
+        for name, value in self._replica.state_dict().items():
+            if name in before and not torch.equal(before[name], value):
+                raise UnsupportedModelError(
+                    f"`{name}` is changed by `training_step` itself. It would carry private records out of the run"
+                    " without noise, for example as a running statistic in the checkpoint. Keep it fixed during"
+                    " training, or replace the layer that updates it."
+                )
+
+    def _check_rows(self, records: Sequence[Any]) -> None:
+        self._forward_backward(records)
+        expected = {name: gradient.clone() for name, gradient in self._gradients.raw_gradients()}
+        rows = self._gradients.take_rows()
+        scale = torch.stack([g.float().norm() for g in expected.values()]).norm() if expected else torch.tensor(0.0)
+        for name, gradient in expected.items():
+            error = (rows[name].mean(0) - gradient).norm()
+            if error > self._tolerance * scale:
+                raise UnsupportedModelError(
+                    f"The per-record gradients of `{name}` do not add up to its gradient (relative difference"
+                    f" {float(error / scale):.2g}): it is also used outside the forward of its module, where one"
+                    " record's share cannot be seen. Call the module instead of reading its parameter, or freeze it."
+                )
+
+    def _check_batch_size(self, records: Sequence[Any]) -> None:
+        few, many = self._rows(records[:2]), self._rows(records[:4])
+        norms = record_norms(list(few.values()))
+        if not few or not bool((norms > 0).any()):
+            return
+        ratio = float((record_norms([row[:2] for row in many.values()]) / norms)[norms > 0].median())
+        if ratio > 1.5:
+            raise UnsupportedModelError(
+                f"The gradient of one record grows with the size of its batch (a factor of {ratio:.2g} from 2 to 4"
+                " records): the loss is a sum over records. Every gradient would be multiplied by the batch size and"
+                ' clipped away. Return the mean over the records, for example with `reduction="mean"`.'
+            )
+        if self._deterministic(records):
+            self._compare(few, many, slice(0, 2), "the number of records in its batch")
+
+    def _check_others(self, records: Sequence[Any]) -> None:
+        half = len(records) // 4
+        kept, others = list(records[:half]), list(records[half:])
+        reference = self._rows(kept + others[:half])
+        for attempt in range(1, min(_TRIES, len(others) - half) + 1):
+            rows = self._rows(kept + others[attempt : attempt + half])
+            self._compare(reference, rows, slice(0, half), "the other records of its batch")
+
+    def _deterministic(self, records: Sequence[Any]) -> bool:
+        """Whether the first two rows ignore the random numbers drawn for the rest of the batch (no dropout)."""
+        first, second = self._rows(records, seed=1), self._rows(records, seed=2)
+        return all(torch.equal(row, first[name]) for name, row in second.items())
+
+    def _compare(self, one: dict[str, Tensor], other: dict[str, Tensor], part: slice, what: str) -> None:
+        scale = record_norms([row[part] for row in one.values()]).max().clamp(min=torch.finfo(torch.float32).tiny)
+        for name, row in one.items():
+            difference = float((row[part] - other[name][part]).norm() / scale) if name in other else 1.0
+            if difference > self._tolerance:
+                raise UnsupportedModelError(
+                    f"The gradient of one record for `{name}` depends on {what} (relative change {difference:.2g}),"
+                    " so clipping it does not bound that record's influence. Compute the loss of each record from that"
+                    " record alone and average: no batch statistics, no contrastive or mixed records, no mean over"
+                    " tokens or class weights of the whole batch."
+                )
+
+
+def _silent_replica(module: LightningModule) -> LightningModule:
+    """A copy that logs nothing and shares the trainer of the original."""
+    try:
+        replica = copy.deepcopy(module)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"`{type(module).__name__}` cannot be copied ({type(error).__name__}: {error}), and the check that one"
+            " record's gradient depends on that record alone runs on a copy. Keep tensors with a history, open files"
+            " and locks out of the module's attributes."
+        ) from error
+    replica.trainer = module.trainer
+    for name in ("log", "log_dict"):
+        object.__setattr__(replica, name, _ignore)
+    return replica
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Stands in for ``log`` on the copy."""
+
+
+def _same_dropout(seed: int) -> None:
+    """Makes two runs draw the same numbers; the caller's generators are isolated and private noise has its own."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+class _InnermostModule(AbstractContextManager["_InnermostModule"]):
+    """Remembers which submodule is running, so that an error can name it."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._running: list[str] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> _InnermostModule:
+        for name, layer in self._root.named_modules():
+            self._handles.append(layer.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
+            self._handles.append(layer.register_forward_hook(lambda *_: self._leave()))
+        return self
+
+    def _leave(self) -> None:
+        self._running.pop()
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def describe(self) -> str:
+        path = self._running[-1] if self._running else ""
+        owner = f"module `{path}` " if path else "the module itself "
+        return f"{owner}({type(self._root.get_submodule(path)).__name__})"

@@ -1,0 +1,159 @@
+"""The loader that replaces the user's: same records, workers and collate function, Poisson batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import RandomSampler, SequentialSampler, Subset
+
+from lightning_dp.errors import UnsupportedDataError
+from lightning_dp.sampling.null_record import null_record
+from lightning_dp.sampling.poisson import ChunkIndices, PoissonSampler
+
+
+class ChunkInfo(NamedTuple):
+    """What the mechanism must know of a physical batch.
+
+    Attributes:
+        update: Number of its logical batch.
+        chunk: Its number inside the logical batch, from 0.
+        num_records: How many real records it holds; 0 if its only record is a null record.
+    """
+
+    update: int
+    chunk: int
+    num_records: int
+
+
+class Chunk(NamedTuple):
+    """A collated physical batch and what it holds."""
+
+    batch: Any
+    info: ChunkInfo
+
+
+class ChunkDataset(Dataset[Chunk]):
+    """Fetches and collates a whole physical batch at once; everything else is the wrapped data set's.
+
+    Args:
+        dataset: A map-style data set.
+        collate_fn: Makes a batch of a list of records.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+
+    def __getitem__(self, index: ChunkIndices) -> Chunk:
+        info = ChunkInfo(index.update, index.chunk, len(index.indices))
+        # PRIVACY: an empty batch is filled with zeros, never with a real record that was not drawn.
+        records = self._fetch(index.indices) if index.indices else [null_record(self.dataset[0])]
+        return Chunk(self.collate_fn(records), info)
+
+    def _fetch(self, indices: list[int]) -> list[Any]:
+        if hasattr(self.dataset, "__getitems__"):
+            return list(self.dataset.__getitems__(indices))
+        return [self.dataset[i] for i in indices]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("dataset", "collate_fn") or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class PrivateDataLoader(DataLoader[Any]):
+    """A ``DataLoader`` over the chunks of a :class:`PoissonSampler`; yields batches as the user's loader does.
+
+    Args:
+        loader: The user's loader, whose data set, collate function, workers and memory settings are kept.
+        sampler: Which records each physical batch holds.
+
+    Attributes:
+        info: What the batch handed out last holds, ``None`` before the first one.
+    """
+
+    def __init__(self, loader: DataLoader[Any], sampler: PoissonSampler) -> None:
+        super().__init__(
+            ChunkDataset(loader.dataset, loader.collate_fn),
+            batch_size=None,
+            sampler=sampler,
+            collate_fn=_unchanged,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+        self.info: ChunkInfo | None = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for chunk in super().__iter__():
+            self.info = chunk.info
+            yield chunk.batch
+
+
+def _unchanged(chunk: Chunk) -> Chunk:
+    return chunk
+
+
+def check_loader(loader: object) -> DataLoader[Any]:
+    """Returns ``loader`` if its records can be sampled independently of each other.
+
+    Raises:
+        UnsupportedDataError: It is no map-style ``DataLoader`` with plain shuffled or sequential batches.
+    """
+    if not isinstance(loader, DataLoader):
+        raise UnsupportedDataError(
+            f"The training data comes from a `{type(loader).__qualname__}`. Private training draws its own batches"
+            " and needs a `torch.utils.data.DataLoader` over a map-style data set."
+        )
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UnsupportedDataError(
+            f"`{type(dataset).__qualname__}` streams its records, so none can be drawn with a known probability."
+            " Give a data set with `__len__` and `__getitem__`: load the stream into a list, or index its files."
+        )
+    if len(dataset) == 0:
+        raise UnsupportedDataError(f"The training data set (`{type(dataset).__qualname__}`) is empty.")
+    _check_sampler(loader)
+    _check_repeats(dataset)
+    return loader
+
+
+def _check_sampler(loader: DataLoader[Any]) -> None:
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        name = "None" if loader.batch_size is None else type(loader.batch_sampler).__qualname__
+        raise UnsupportedDataError(
+            f"The training loader forms its own batches (batch sampler: {name}), which cannot be accounted as Poisson"
+            " sampling. Give `DataLoader(dataset, batch_size=...)` without `batch_sampler`."
+        )
+    sampler = loader.sampler
+    plain = isinstance(sampler, (SequentialSampler, DistributedSampler)) or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    )
+    if not plain:
+        raise UnsupportedDataError(
+            f"The training loader uses `{type(sampler).__qualname__}`, which gives records unequal or unknown"
+            " chances; private training draws every record with the same probability. Remove the sampler and use"
+            " class weights in a per-record loss, `torch.utils.data.Subset`, or `PrivateStrategy(sampling_rate=...)`."
+        )
+
+
+def _check_repeats(dataset: Any) -> None:
+    """Refuses a subset that lists a record twice: its share of an update would not be bounded by one clip norm."""
+    while isinstance(dataset, Subset):
+        indices = list(dataset.indices)
+        if len(set(indices)) != len(indices):
+            raise UnsupportedDataError(
+                f"The training `Subset` lists {len(indices) - len(set(indices))} of its records more than once, so one"
+                " record could enter an update several times. Remove the repeats from `Subset.indices`."
+            )
+        dataset = dataset.dataset

@@ -1,0 +1,400 @@
+"""The mechanism inside Lightning's own training loop: each hook calls the one it overrides and delegates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_dp import _compat, _validate
+from lightning_dp.accounting import Guarantee, Ledger, updates_left
+from lightning_dp.errors import (
+    BudgetExceededError,
+    InvalidValueError,
+    LedgerError,
+    TrainerSettingsError,
+    UnsupportedDataError,
+    UnsupportedModelError,
+)
+from lightning_dp.gradients import IndependenceProbe
+from lightning_dp.gradients.probe import NUM_RECORDS
+from lightning_dp.sampling import check_loader, insecure_key, secret_key
+from lightning_dp.strategies import settings
+from lightning_dp.strategies.null_batch import unseen
+from lightning_dp.strategies.policy import Budget, PrivacyPolicy
+from lightning_dp.strategies.run import PrivateRun
+from lightning_dp.strategies.sampling_plan import plan_sampling
+
+CHECKPOINT_KEY = "lightning_dp"
+
+
+class PrivateMechanism(Strategy):
+    """Makes a Lightning strategy train privately. Not used alone: combined with a strategy that owns the devices.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise over ``max_grad_norm``, at least 0. ``None``: found by a
+            :class:`~lightning_dp.PrivacyBudget`. There is no default noise.
+        max_grad_norm: Largest L2 norm of one record's gradient over all parameters together.
+        sampling_rate: Probability that a record takes part in one update. ``None``: ``batch_size *
+            accumulate_grad_batches * processes / N``.
+        delta: The delta at which :attr:`guarantee` is given when no callback says one.
+        public_size: A size of the data set that may be published in place of the true one, which is then hidden.
+        previous_checkpoints: Checkpoints of earlier private runs on the same records, whose spending is carried on.
+            A checkpoint given as ``ckpt_path`` carries its own.
+        allow_missing_ledger: Resume a checkpoint that has steps but no ledger. What it spent is unknown, which is
+            stamped on the guarantee.
+        insecure_seed: Derive sampling and noise from this number instead of the operating system. Anyone who knows it
+            can subtract the noise; for tests, and stamped on the guarantee.
+    """
+
+    def __init__(
+        self,
+        *,
+        noise_multiplier: float | None = None,
+        max_grad_norm: float = 1.0,
+        sampling_rate: float | None = None,
+        delta: float | None = None,
+        public_size: int | None = None,
+        previous_checkpoints: Sequence[str] = (),
+        allow_missing_ledger: bool = False,
+        insecure_seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        _compat.trap_other_package()
+        optional = (
+            ("noise_multiplier", noise_multiplier, _validate.non_negative),
+            ("sampling_rate", sampling_rate, _validate.probability),
+        )
+        for name, value, check in optional:
+            if value is not None:
+                check(name, value)
+        self.fixed_noise_multiplier = noise_multiplier
+        self.max_grad_norm = _validate.positive("max_grad_norm", max_grad_norm)
+        self.sampling_rate = sampling_rate
+        self.delta = None if delta is None else _validate.delta(delta)
+        self.public_size = None if public_size is None else _validate.integer("public_size", public_size, minimum=1)
+        self.previous_checkpoints = tuple(previous_checkpoints)
+        self.allow_missing_ledger = allow_missing_ledger
+        self.insecure_seed = (
+            None if insecure_seed is None else _validate.integer("insecure_seed", insecure_seed, minimum=0)
+        )
+        self.ledger = Ledger()
+        self.run: PrivateRun | None = None
+        self._policy = PrivacyPolicy()
+        self._runs = 0
+        self._user_settings: dict[str, Any] = {}
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee for everything this process knows to have been released, from what actually ran.
+
+        Raises:
+            InvalidValueError: No delta was given to the strategy, a budget or a monitor.
+        """
+        if self.reporting_delta is None:
+            raise InvalidValueError(
+                "A guarantee needs a delta. Give `PrivateStrategy(delta=1e-5)`, a `PrivacyBudget` or a"
+                " `PrivacyMonitor(delta=1e-5)`, or ask `strategy.ledger.guarantee(delta=1e-5)`."
+            )
+        plan = None if self.run is None else self.run.plan
+        return self.ledger.guarantee(self.reporting_delta, num_records=None if plan is None else plan.public_size)
+
+    @property
+    def reporting_delta(self) -> float | None:
+        """The delta at which epsilon is reported: the budget's or monitor's, else the strategy's own."""
+        return self.delta if self._policy.reporting_delta is None else self._policy.reporting_delta
+
+    @property
+    def budget(self) -> Budget | None:
+        """What must not be overspent, if a callback said so."""
+        return self._policy.budget
+
+    # -- set-up ------------------------------------------------------------------------------------------------------
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        trainer = self._trainer_of_module()
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        settings.check_trainer(trainer)
+        self._policy = self._find_policy(trainer)
+        if self.fixed_noise_multiplier is None:
+            if self._policy.budget is None:
+                raise TrainerSettingsError(
+                    "Private training has neither a noise multiplier nor a budget to find one for, and there is no"
+                    " default noise. Add `callbacks=[lightning_dp.PrivacyBudget(epsilon=3, delta=1e-5)]`, or give"
+                    " `strategy=lightning_dp.PrivateStrategy(noise_multiplier=1.0)`."
+                )
+            settings.check_endless(trainer)
+        for path in self.previous_checkpoints:
+            self._merge_ledger(self.checkpoint_io.load_checkpoint(path, weights_only=True), path)
+        self._check_budget_is_open()
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:
+            super().setup(trainer)
+            return
+        assert self.lightning_module is not None
+        settings.check_module(self.lightning_module)
+        self._user_settings = settings.settings_of(trainer)
+        if trainer.fast_dev_run:
+            # A quick check runs whole updates: one physical batch each.
+            trainer.accumulate_grad_batches = 1
+        # Before the optimizers: `configure_optimizers` may ask for `trainer.estimated_stepping_batches`, which builds
+        # the loader.
+        self.run = PrivateRun(
+            self.lightning_module, max_grad_norm=self.max_grad_norm, key=self._new_key(), ledger=self.ledger
+        )
+        super().setup(trainer)
+        settings.check_optimizers(self.optimizers, self.lightning_module)
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        dataloader = super().process_dataloader(dataloader)
+        trainer = self._trainer_of_module()
+        if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+            return dataloader
+        assert self.run is not None
+        loader = check_loader(dataloader)
+        plan = plan_sampling(
+            loader,
+            num_chunks=trainer.accumulate_grad_batches,
+            world_size=self.world_size,
+            sampling_rate=self.sampling_rate,
+            public_size=self.public_size,
+        )
+        if self.reporting_delta is not None:
+            _validate.delta_below_one_record(self.reporting_delta, plan.public_size)
+        return self.run.make_loader(loader, plan, self.global_rank)
+
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self.prepare_run()
+
+    def prepare_run(self) -> None:
+        """Fixes the noise and checks the model; called when training starts, does nothing the second time.
+
+        Raises:
+            UnsupportedModelError: The model lets one record influence another's gradient.
+            CalibrationError: No noise meets the budget.
+            BudgetExceededError: The budget is spent.
+        """
+        run, trainer = self.run, self._trainer_of_module()
+        assert run is not None and self.lightning_module is not None
+        if run.mechanism is not None:
+            return
+        self._check_batches(trainer, run)
+        assert run.plan is not None
+        remaining = self._updates_to_run(trainer)
+        noise_multiplier = self.fixed_noise_multiplier
+        if noise_multiplier is None:
+            assert remaining is not None
+            noise_multiplier = self._policy.noise_multiplier(
+                sampling_rate=run.plan.sampling_rate, num_updates=remaining, spent=self.ledger.composition()
+            )
+        assert noise_multiplier is not None
+        if self.lightning_module.automatic_optimization:
+            self._probe(self.lightning_module, run)
+        run.start(noise_multiplier, None)
+        run.updates_allowed = self._limit_updates(trainer, run, remaining)
+        run.gradients.attach()
+
+    # -- one update --------------------------------------------------------------------------------------------------
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.run is not None and self.lightning_module is not None
+        info = self.run.begin_chunk()
+        # PRIVACY: a batch without records is seen by nobody: not by logs, not by metrics, not by the sum.
+        with unseen(self.lightning_module) if info.num_records == 0 else nullcontext():
+            output = super().training_step(*args, **kwargs)
+        if output is None and self.lightning_module.automatic_optimization:
+            raise UnsupportedModelError(
+                "`training_step` returned None to skip a batch. Whether an update happens would then depend on the"
+                " data. Return a loss for every batch; weight a record by 0 to leave it out."
+            )
+        return output
+
+    @override
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        assert self.run is not None and self.run.plan is not None and self.lightning_module is not None
+        self.pre_backward(closure_loss)
+        closure_loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
+        # Lightning divides the loss by `accumulate_grad_batches`; norms are those of the undivided loss.
+        scale = self.run.plan.num_chunks if self.lightning_module.automatic_optimization else 1
+        self.precision_plugin.backward(closure_loss * scale, self.lightning_module, optimizer, *args, **kwargs)
+        # PRIVACY: raw gradients are gone before `on_after_backward`, the first hook that could read them.
+        self.run.end_chunk()
+        closure_loss = self.precision_plugin.post_backward(closure_loss, self.lightning_module)
+        self.post_backward(closure_loss)
+        return closure_loss
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        def release_after_closure() -> Any:
+            result = closure()
+            assert self.run is not None
+            self.run.release(is_global_zero=self.is_global_zero, reduce=self._sum_over_processes)
+            return result
+
+        # PRIVACY: inside the closure, so that `on_before_optimizer_step`, gradient clipping and the optimizer, which
+        # come after it, see the noisy gradient only.
+        return super().optimizer_step(optimizer, release_after_closure, model, **kwargs)
+
+    def _sum_over_processes(self, total: Tensor) -> Tensor:
+        reduced = self.reduce(total, reduce_op="sum")
+        assert isinstance(reduced, Tensor)
+        return reduced
+
+    # -- checkpoints and end -----------------------------------------------------------------------------------------
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
+        # PRIVACY: here and not in a callback's state, which files with `save_weights_only=True` leave out.
+        checkpoint[CHECKPOINT_KEY] = {"ledger": self.ledger.state_dict()}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    @override
+    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        fitting = self._trainer_of_module().state.fn == TrainerFn.FITTING
+        if CHECKPOINT_KEY in checkpoint or (fitting and checkpoint.get("global_step", 0) > 0):
+            self._merge_ledger(checkpoint, checkpoint_path)
+        if fitting:
+            self._check_budget_is_open()
+        return checkpoint
+
+    def _merge_ledger(self, checkpoint: Mapping[str, Any], path: _PATH) -> None:
+        if CHECKPOINT_KEY in checkpoint:
+            self.ledger.merge(checkpoint[CHECKPOINT_KEY]["ledger"])
+        elif self.allow_missing_ledger:
+            self.ledger.stamp(f"continues `{path}`, which has no ledger: what it spent is unknown")
+        else:
+            raise LedgerError(
+                f"`{path}` holds {checkpoint.get('global_step', 0)} training steps but no ledger, so what they spent is"
+                " unknown: it was not trained privately, or not by this package. If these steps saw public data only,"
+                " give `PrivateStrategy(allow_missing_ledger=True)`, which is stamped on the guarantee."
+            )
+
+    @override
+    def teardown(self) -> None:
+        if self.run is not None:
+            self.run.close()
+        if self._user_settings:
+            trainer = self._trainer_of_module()
+            trainer.fit_loop.epoch_loop.max_steps = self._user_settings["max_steps"]
+            trainer.accumulate_grad_batches = self._user_settings["accumulate_grad_batches"]
+            self._user_settings = {}
+        super().teardown()
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _trainer_of_module(self) -> Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    def _find_policy(self, trainer: Trainer) -> PrivacyPolicy:
+        policies = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyPolicy)]  # type: ignore[attr-defined]
+        if len(policies) > 1:
+            names = ", ".join(type(policy).__name__ for policy in policies)
+            raise TrainerSettingsError(
+                f"The Trainer has {len(policies)} callbacks that report on privacy ({names}). Keep one: `PrivacyBudget`"
+                " does all that `PrivacyMonitor` does."
+            )
+        return policies[0] if policies else PrivacyPolicy()
+
+    def _new_key(self) -> bytes:
+        self._runs += 1
+        if self.insecure_seed is not None:
+            self.ledger.stamp(f"sampling and noise follow from insecure_seed={self.insecure_seed}")
+            return insecure_key(self.insecure_seed, self._runs)
+        return self.broadcast(secret_key())
+
+    def _check_budget_is_open(self) -> None:
+        budget = self._policy.budget
+        if budget is None:
+            return
+        spent = self.ledger.epsilon(budget.delta)
+        # PRIVACY: equality counts as spent; every further update costs something.
+        if spent >= budget.epsilon:
+            raise BudgetExceededError(
+                f"The budget of epsilon = {budget.epsilon:g} at delta = {budget.delta:g} is spent: the"
+                f" {self.ledger.num_updates} updates in the ledger cost {spent:.6g}. Raise `epsilon`, or stop here."
+            )
+
+    def _check_batches(self, trainer: Trainer, run: PrivateRun) -> None:
+        if run.plan is None or trainer.train_dataloader is not run.loader:
+            raise UnsupportedDataError(
+                "The training data comes from several loaders. Private training draws from one; join the data sets with"
+                " `torch.utils.data.ConcatDataset` (each record once)."
+            )
+        batches, chunks = trainer.num_training_batches, run.plan.num_chunks
+        if batches % chunks:
+            raise TrainerSettingsError(
+                f"`limit_train_batches={trainer.limit_train_batches}` leaves {batches} physical batches an epoch, which"
+                f" is no multiple of `accumulate_grad_batches={chunks}`: the last update would lack records that were"
+                f" drawn for it. Use a multiple of {chunks}."
+            )
+
+    def _updates_to_run(self, trainer: Trainer) -> int | None:
+        total = trainer.estimated_stepping_batches
+        return None if total in (-1, float("inf")) else max(0, int(total) - trainer.global_step)
+
+    def _limit_updates(self, trainer: Trainer, run: PrivateRun, remaining: int | None) -> int | None:
+        budget = self._policy.budget
+        if budget is None:
+            return None
+        assert run.mechanism is not None
+        allowed = updates_left(
+            run.mechanism, epsilon=budget.epsilon, delta=budget.delta, spent=self.ledger.composition(), limit=remaining
+        )
+        if allowed == 0:
+            raise BudgetExceededError(
+                f"Not one update with noise multiplier {run.noise_multiplier:g} and sampling rate"
+                f" {run.mechanism.sampling_rate:g} fits into epsilon = {budget.epsilon:g} at delta = {budget.delta:g}."
+                " Raise `epsilon` or the noise multiplier, or lower the batch size."
+            )
+        if remaining is None or allowed < remaining:
+            # `trainer.should_stop` is ignored before `min_epochs`; this is not.
+            trainer.fit_loop.epoch_loop.max_steps = trainer.global_step + allowed
+            rank_zero_info(f"The privacy budget allows {allowed} updates; training will stop after them.")
+        return allowed
+
+    def _probe(self, module: LightningModule, run: PrivateRun) -> None:
+        assert run.loader is not None
+        dataset = run.loader.dataset
+        records = [dataset.dataset[i] for i in range(min(len(dataset), NUM_RECORDS))]  # type: ignore[attr-defined]
+        trainer = self._trainer_of_module()
+
+        def loss(replica: LightningModule, batch_records: list[Any]) -> Tensor:
+            batch = _compat.transfer(module, dataset.collate_fn(batch_records))  # type: ignore[attr-defined]
+            with self.precision_plugin.train_step_context():
+                output = replica.training_step(*_compat.training_step_arguments(trainer, batch))
+            value = output["loss"] if isinstance(output, Mapping) else output
+            if not isinstance(value, Tensor):
+                raise UnsupportedModelError(f"`training_step` returned {type(value).__name__}; it must return a loss.")
+            return value
+
+        tolerance = 5e-2 if "bf16" in str(trainer.precision) else 1e-4
+        IndependenceProbe(module, loss=loss, tolerance=tolerance).run(records)

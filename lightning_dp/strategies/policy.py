@@ -1,0 +1,44 @@
+"""What the mechanism asks of the callbacks: the noise, the budget, and the delta of its reports."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+
+from lightning_dp import _validate
+from lightning_dp.accounting import Mechanism
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be spent, over everything in the ledger.
+
+    Attributes:
+        epsilon: Greater than 0.
+        delta: In (0, 1).
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _validate.positive("epsilon", self.epsilon)
+        _validate.delta(self.delta)
+
+
+class PrivacyPolicy(ABC):  # noqa: B024 - every answer has a default
+    """Mixed into a callback that decides on privacy settings. The strategy asks; a Trainer has at most one."""
+
+    @property
+    def reporting_delta(self) -> float | None:
+        """The delta at which epsilon is reported."""
+        return None
+
+    @property
+    def budget(self) -> Budget | None:
+        """What must not be overspent."""
+        return None
+
+    def noise_multiplier(self, *, sampling_rate: float, num_updates: int, spent: Mechanism) -> float | None:
+        """The noise for ``num_updates`` further updates on top of ``spent``, or ``None`` to leave it to the strategy."""
+        return None

@@ -1,0 +1,156 @@
+"""One call of ``fit``: the state of the mechanism from set-up to teardown, without Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lightning_dp.accounting import Gaussian, Ledger, PoissonSampled
+from lightning_dp.accounting.ledger import new_release_id
+from lightning_dp.errors import BudgetExceededError, PrivacyViolationError
+from lightning_dp.gradients import ClippedSum, RecordGradients, add_noise, set_gradients
+from lightning_dp.sampling import ChunkInfo, KeyStream, PoissonSampler, PrivateDataLoader
+from lightning_dp.strategies.sampling_plan import SamplingPlan
+
+
+class PrivateRun:
+    """Draws batches, adds up clipped gradients and releases noisy ones, and checks that this is what happens.
+
+    The life of one update: :meth:`begin_chunk` and :meth:`end_chunk` around the forward and backward pass of each of
+    its physical batches, then :meth:`release`.
+
+    Args:
+        module: The module to train, on its device.
+        max_grad_norm: Largest L2 norm of one record's gradient.
+        key: The secret of this run, the same on all processes.
+        ledger: Where releases are written down.
+    """
+
+    def __init__(self, module: nn.Module, *, max_grad_norm: float, key: bytes, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.gradients = RecordGradients(module)
+        self.max_grad_norm = max_grad_norm
+        self.release_id = new_release_id()
+        self.updates_run = 0
+        self.updates_allowed: int | None = None
+        self.plan: SamplingPlan | None = None
+        self.loader: PrivateDataLoader | None = None
+        self.mechanism: PoissonSampled | None = None
+        self._sampling, self._noise = KeyStream(key, "sampling"), KeyStream(key, "noise")
+        self._sum = ClippedSum(self.gradients, max_grad_norm)
+        self._update, self._chunks_done, self._open = -1, 0, False
+
+    def make_loader(self, loader: DataLoader[Any], plan: SamplingPlan, rank: int) -> PrivateDataLoader:
+        """Replaces the user's loader by a Poisson one.
+
+        Raises:
+            PrivacyViolationError: The data set changed its size since the run started.
+        """
+        if self.mechanism is not None and plan != self.plan:
+            raise PrivacyViolationError(
+                f"The reloaded training data gives other constants than the run started with ({plan} instead of"
+                f" {self.plan}); the noise was chosen for those. Keep the size of the data set for the whole run."
+            )
+        first_pass = 0 if self.loader is None else self.loader.sampler.passes  # type: ignore[attr-defined]
+        sampler = PoissonSampler(
+            num_records=plan.num_records,
+            sampling_rate=plan.sampling_rate,
+            updates_per_epoch=plan.updates_per_epoch,
+            num_chunks=plan.num_chunks,
+            stream=self._sampling,
+            rank=rank,
+            world_size=plan.world_size,
+            # PRIVACY: a reloaded loader goes on counting, so that no selection and no noise is used twice.
+            passes=first_pass,
+        )
+        self.plan, self.loader = plan, PrivateDataLoader(loader, sampler)
+        return self.loader
+
+    def start(self, noise_multiplier: float, updates_allowed: int | None) -> None:
+        """Fixes the noise of every update and how many may be released."""
+        assert self.plan is not None
+        self.mechanism = PoissonSampled(Gaussian(noise_multiplier), self.plan.sampling_rate)
+        self.updates_allowed = updates_allowed
+
+    def begin_chunk(self) -> ChunkInfo:
+        """Opens the physical batch that the loader handed out last.
+
+        Raises:
+            PrivacyViolationError: It is not the one that must come next.
+        """
+        assert self.plan is not None and self.loader is not None
+        info = self.loader.info
+        if info is None or self._open:
+            raise PrivacyViolationError("`training_step` ran twice on one batch, or on none from the private loader.")
+        expected_chunk = self._chunks_done % self.plan.num_chunks
+        is_next = info.chunk == expected_chunk and (info.update > self._update if expected_chunk == 0 else
+                                                    info.update == self._update)
+        # PRIVACY: chunks of two logical batches must never meet in one sum, and none may enter twice.
+        if not is_next or self._chunks_done == self.plan.num_chunks:
+            raise PrivacyViolationError(
+                f"Physical batch {info.chunk} of logical batch {info.update} came after {self._chunks_done} of"
+                f" {self.plan.num_chunks} batches of logical batch {self._update}: an update was left out or repeated."
+                " Let Lightning's loop, or one `optimizer.step()` for each batch, drive the training."
+            )
+        self._update, self._open = info.update, True
+        self.gradients.refresh()
+        return info
+
+    def end_chunk(self) -> None:
+        """Clips and adds the gradients of the open physical batch; no raw gradient is left afterwards.
+
+        Raises:
+            PrivacyViolationError: There is no open batch: a second backward pass on one batch.
+        """
+        assert self.loader is not None and self.loader.info is not None
+        if not self._open:
+            self.gradients.take_rows()
+            raise PrivacyViolationError(
+                "A second backward pass ran on one batch, so a record could count twice. Add the losses up and run one"
+                " backward pass a step."
+            )
+        self._open = False
+        self._sum.add_chunk(self.loader.info.num_records)
+        self._chunks_done += 1
+
+    def release(self, *, is_global_zero: bool, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Writes the release down, adds noise, and hands the gradient of the logical batch to the optimizer.
+
+        Raises:
+            PrivacyViolationError: Not every physical batch of the logical batch took part exactly once.
+            BudgetExceededError: The budget allows no further update.
+        """
+        assert self.plan is not None and self.mechanism is not None
+        if self._chunks_done != self.plan.num_chunks or self._open:
+            raise PrivacyViolationError(
+                f"An optimizer step came after {self._chunks_done} of {self.plan.num_chunks} physical batches of an"
+                " update. Take one step, with one evaluation of the loss, for each logical batch."
+            )
+        if self.updates_allowed is not None and self.updates_run >= self.updates_allowed:
+            raise BudgetExceededError(
+                f"The budget allows {self.updates_allowed} updates in this run and they are spent; one more was asked"
+                " for. Raise `epsilon`, the noise multiplier, or stop."
+            )
+        # PRIVACY: spent before it is visible, so that no failure below can leave a release unrecorded.
+        self.ledger.record(self.mechanism, release_id=self.release_id)
+        self.updates_run += 1
+        total, self._chunks_done = self._sum.flatten(), 0
+        if is_global_zero:
+            # PRIVACY: once, on one process; each update reads its own stretch of the secret stream.
+            scale = self.noise_multiplier * self.max_grad_norm
+            total = add_noise(total, scale=scale, stream=self._noise, index=self._update)
+        set_gradients(self.gradients, reduce(total).div_(self.plan.expected_batch_size))
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over ``max_grad_norm``."""
+        assert self.mechanism is not None
+        return self.mechanism.mechanism.noise_multiplier
+
+    def close(self) -> None:
+        """Removes the hooks, what they stored, and every sum that was not released."""
+        self.gradients.detach()
+        self._sum.reset()
