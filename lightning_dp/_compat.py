@@ -6,6 +6,7 @@ Each function names what it reaches for, and ``tests/test_compat.py`` fails with
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import OrderedDict
 from typing import Any
 
@@ -15,6 +16,15 @@ from torch import nn
 from lightning_dp.errors import TrainerSettingsError
 
 _LAYER_ATTRIBUTES = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
+
+
+def silence_hook_warning() -> None:
+    """Silences a warning of torch's about Opacus' hooks, which work on first layers as they do on others.
+
+    Installed once and not around each backward pass: leaving ``warnings.catch_warnings`` would make Python show other
+    warnings again that it had shown already.
+    """
+    warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed with respect")
 
 
 def forget_forward(module: nn.Module) -> None:

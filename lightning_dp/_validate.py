@@ -58,9 +58,7 @@ def delta(value: Any, name: str = "delta") -> float:
 def integer(name: str, value: Any, minimum: int) -> int:
     """A whole number of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidValueError(
-            f"`{name}` must be a whole number, got {value!r} of type {type(value).__name__}."
-        )
+        raise InvalidValueError(f"`{name}` must be a whole number, got {value!r} of type {type(value).__name__}.")
     if value < minimum:
         raise InvalidValueError(f"`{name}` must be at least {minimum}, got {value!r}.")
     return int(value)

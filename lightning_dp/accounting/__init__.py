@@ -1,6 +1,6 @@
 """What releases cost: mechanisms, their composition and exact privacy profile, calibration, and the ledger."""
 
-from lightning_dp.accounting.budget import updates_left
+from lightning_dp.accounting.remaining import updates_left
 from lightning_dp.accounting.calibrate import calibrate_noise_multiplier
 from lightning_dp.accounting.guarantee import Guarantee
 from lightning_dp.accounting.ledger import Ledger, LedgerEntry

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,13 @@ from lightning_dp.accounting.loss import Floats, SampledGaussianLoss, TiltedLoss
 
 _TOLERANCE = math.log(1e-11)  # relative size of aliases and of the tail that is aimed at
 _ELEMENTS = 1_500_000  # most values of (nodes in t) * (nodes in x) that one profile may take
+_RARE_ELEMENTS = 5_000_000  # the same when only a lattice is left as an alternative
 _CHUNK = 500_000
 _BELOW = 0.7  # position of the line relative to the best Renyi order
 _GUESS_MARGIN = 5.0  # a Chernoff bound overstates log delta by about this much
 _REFINEMENTS = 5  # halvings of the distance of the nodes in x
 _GROWTH, _EDGES = 1.25, 60
+_SHIFT_RATIO = 3.5
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,34 @@ class Composed:
         return math.inf if self.rho > 0 else sum(count * loss.largest for loss, count in self.steps)
 
     @property
+    def removes(self) -> bool:
+        """Whether this is the direction of removing a record."""
+        return all(loss.removing for loss, _ in self.steps)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the contour integrates only the losses with at least one hit."""
+        return any(math.isfinite(loss.split) for loss, _ in self.steps)
+
+    def split_for(self, epsilon: float, log_target: float) -> tuple[Composed, float] | None:
+        """Splits each step's losses so that without any hit the total hardly exceeds ``epsilon``.
+
+        A rarely sampled record leaves a sharp peak in the distribution of the loss, whose transform decays too slowly
+        for the contour. The peak lies below epsilon, so that it adds next to nothing to delta, and can be left out.
+
+        Returns:
+            The split composition, and the logarithm of the bound of delta without hits (Chernoff), below
+            ``log_target``; None if no split achieves that.
+        """
+        for parts in (1.3, 1.5, 2.0, 3.0, 5.0, 9.0, 16.0, 30.0, 60.0):
+            split = replace(self, steps=tuple((loss.split_at(epsilon / parts), n) for loss, n in self.steps))
+            bulk = replace(self, steps=tuple((loss.bulk, n) for loss, n in split.steps))
+            log_missed = min(bulk.cumulants(k / epsilon)[0] - k for k in (30.0, 60.0, 120.0, 240.0, 480.0))
+            if log_missed <= log_target:
+                return split, log_missed
+        return None
+
+    @property
     def infinite(self) -> float:
         """Probability that is counted as infinite loss; adds to delta."""
         return sum(count * loss.infinite for loss, count in self.steps) * (1 + 1e-12)
@@ -58,9 +88,7 @@ class Composed:
         return Composed(tuple((loss.without_tail(log_share), count) for loss, count in self.steps), self.rho)
 
     def cumulants(self, c: float) -> tuple[float, float, float]:
-        """``K(c)`` and its first two derivatives, or infinities where they are too large to matter."""
-        if not all(loss.tractable(c) for loss, _ in self.steps):
-            return math.inf, math.inf, math.inf
+        """``K(c)`` and its first two derivatives; infinities where they are too large to matter."""
         value, first, second = self.rho * c * (c + 1), self.rho * (2 * c + 1), 2 * self.rho
         for loss, count in self.steps:
             one = loss.cumulants(c)
@@ -170,12 +198,52 @@ def solve_epsilon(composed: Composed, order: float, log_delta: float) -> tuple[f
     return result, line.epsilon_error(result)
 
 
-def _root(line: Contour, log_delta: float, high: float) -> float:
-    """Smallest epsilon at which the line stays at or below ``log_delta``; ``inf`` if not even at ``high``."""
+def solve_rare_epsilon(composed: Composed, order: float, log_delta: float, known: float) -> tuple[float, float]:
+    """As :func:`solve_epsilon`, for steps that rarely matter, by integrating only losses with at least one hit.
+
+    Args:
+        composed: Steps of one direction.
+        order: The best Renyi order.
+        log_delta: Logarithm of delta.
+        known: An upper bound of epsilon that is not far above it.
+    """
+    for guess in (known * 0.9, known * 0.5, known * 0.2):
+        line = _rare_line(composed, order, guess, log_delta)
+        if line is None:
+            break
+        if line.log_delta(guess) > log_delta:
+            root = _root(line, log_delta, known, guess)
+            return root, line.epsilon_error(root)
+        known = guess
+    return known, math.inf
+
+
+def solve_rare_delta(composed: Composed, order: float, epsilon: float, log_guess: float) -> tuple[float, float]:
+    """As :func:`solve_delta`, by integrating only losses with at least one hit."""
+    line = _rare_line(composed, order, epsilon, log_guess)
+    if line is None:
+        return 1.0, math.inf
+    return math.exp(min(line.log_delta(epsilon), 0.0)), line.relative_error(epsilon)
+
+
+def _rare_line(composed: Composed, order: float, epsilon: float, log_delta: float) -> Contour | None:
+    """The line for losses with hits, valid at ``epsilon`` and above."""
+    split = composed.split_for(epsilon, log_delta + _TOLERANCE)
+    if split is None:
+        return None
+    c = _BELOW * order
+    line = contour(split[0], c, epsilon, log_delta, _RARE_ELEMENTS)
+    if line is None:
+        return None
+    return replace(line, excess=line.excess + math.exp(split[1] - line.log_scale + c * epsilon))
+
+
+def _root(line: Contour, log_delta: float, high: float, low: float = 0.0) -> float:
+    """Smallest epsilon above ``low`` at which the line is at most ``log_delta``; ``inf`` if not even at ``high``."""
     high *= 1 + 1e-9
     if line.log_delta(high) > log_delta:
         return math.inf
-    root = float(brentq(lambda x: max(line.log_delta(x), -1e4) - log_delta, 0.0, high, xtol=1e-300, rtol=1e-14))
+    root = float(brentq(lambda x: max(line.log_delta(x), -1e4) - log_delta, low, high, xtol=1e-300, rtol=1e-14))
     for step in (0.0, 1e-14, 1e-12, 1e-10, 1e-8):
         if line.log_delta(root * (1 + step)) <= log_delta:
             return root * (1 + step)
@@ -196,7 +264,9 @@ def solve_delta(composed: Composed, order: float, epsilon: float, log_guess: flo
     return max(math.exp(min(log_delta, 0.0)), math.ulp(0.0)), error
 
 
-def contour(composed: Composed, c: float, epsilon: float, log_delta: float) -> Contour | None:
+def contour(
+    composed: Composed, c: float, epsilon: float, log_delta: float, elements: int = _ELEMENTS
+) -> Contour | None:
     """Builds the line through ``c`` for deltas around ``log_delta`` and epsilons not much below ``epsilon``.
 
     Returns:
@@ -207,17 +277,19 @@ def contour(composed: Composed, c: float, epsilon: float, log_delta: float) -> C
     target = math.exp(min(log_delta + _TOLERANCE - (log_scale - c * epsilon), 0.0))
     means = [loss.cumulants(c)[1] for loss, _ in composed.steps]
     count, tail, shifts = _cutoff(composed, c, means, spacing, target)
-    line = None
+    line: Contour | None = None
+    t = np.asarray(spacing * np.arange(count), dtype=np.float64)
     for refinement in range(_REFINEMENTS):
         tilts = [
             (loss.tilted(c, refinement, shift, mean), n)
             for (loss, n), shift, mean in zip(composed.steps, shifts, means, strict=True)
         ]
-        if count * sum(len(tilt.weights) for tilt, _ in tilts) > _ELEMENTS:
+        if count * sum(len(tilt.weights) for tilt, _ in tilts) > elements:
             break
-        previous, line = line, _line(composed, tilts, c, spacing * np.arange(count), log_scale, tail)
-        if previous is not None and line.quadrature > previous.quadrature / 8:  # only rounding is left
-            return min(previous, line, key=lambda candidate: candidate.excess)
+        finer = _line(composed, tilts, c, t, log_scale, tail)
+        if line is not None and finer.quadrature > line.quadrature / 8:  # only rounding is left
+            return min(line, finer, key=lambda candidate: candidate.excess)
+        line = finer
         if line.quadrature <= max(20 * target, line.excess / 2):
             break
     return line
@@ -250,32 +322,32 @@ def _line(
     tail: float,
 ) -> Contour:
     """The contour with nodes ``t``."""
-    fine, coarse = _log_characteristics(composed, tilts, t)
     z = c + 1j * t
     kernel = (t[1] - t[0]) / math.pi / (z * (z + 1))
     kernel[0] /= 2
-    terms = np.exp(fine) * kernel
-    quadrature = float(np.abs(terms - np.exp(coarse) * kernel).sum())
+    (fine, hits), (coarse, coarse_hits) = _log_characteristics(composed, tilts, t)
+    terms, rough = np.exp(fine) * kernel, np.exp(coarse) * kernel
     mean = composed.cumulants(c)[1]
     relative = 1e-14 + sum(n * tilt.rounding for tilt, n in tilts) * (np.abs(z) + 1) + 4e-16 * abs(mean) * t
     rounding = float(np.abs(terms) @ relative)
+    if composed.is_split:
+        terms, rough = -terms * np.expm1(hits), -rough * np.expm1(coarse_hits)
+    quadrature = float(np.abs(terms - rough).sum())
     return Contour(c, log_scale, t, terms * np.exp(1j * t * mean), tail + quadrature + rounding, quadrature)
 
 
 def _log_characteristics(
     composed: Composed, tilts: Sequence[tuple[TiltedLoss, int]], t: Floats
-) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
-    """``K(c + it) - K(c) - i t K'(c)``, from all nodes in ``x`` and from every second one."""
-    fine = (-composed.rho * t**2).astype(np.complex128)
-    coarse = fine.copy()
+) -> NDArray[np.complex128]:
+    """``K(c + it) - K(c) - i t K'(c)`` and the logarithm of the share without hits, as in :class:`TiltedLoss`."""
+    result = np.zeros((2, 2, len(t)), dtype=np.complex128)
+    result[:, 0] = -composed.rho * t**2
     for tilt, count in tilts:
         rows = max(1, _CHUNK // len(tilt.weights))
         for start in range(0, len(t), rows):
             part = slice(start, start + rows)
-            both = tilt.log_characteristic(t[part])
-            fine[part] += count * both[0]
-            coarse[part] += count * both[1]
-    return fine, coarse
+            result[:, :, part] += count * tilt.log_characteristic(t[part])
+    return result
 
 
 def _cutoff(
@@ -284,20 +356,26 @@ def _cutoff(
     """How many nodes to take, a bound of the sum over all others of about ``target``, and how far to shift each ``x``.
 
     The best shift for the bound at the last node is doubled, which damps the oscillations of rare large losses too.
+    With ``f = b + g`` split into bulk and hits, ``|f^n - b^n| <= (|b| + |g|)^n - |b|^n``, and ``|b| <= 1``.
     """
-    edges = 6 * spacing * _GROWTH ** np.arange(_EDGES)
-    exponent = -composed.rho * edges**2
+    edges = np.asarray(6 * spacing * _GROWTH ** np.arange(_EDGES), dtype=np.float64)
+    exponent = np.zeros(_EDGES)
     best = []
     for (loss, count), mean in zip(composed.steps, means, strict=True):
-        shifts = [0.0, *(loss.farthest_shift * 4.0**-k for k in range(7))]
-        bounds = np.array([loss.tilted(c, 0, shift, mean).modulus_bound(edges) for shift in shifts])
-        exponent += count * bounds.min(axis=0)
+        shifts = [0.0, *(loss.farthest_shift * _SHIFT_RATIO**-k for k in range(7))]
+        tilts = [loss.tilted(c, 0, shift, mean) for shift in shifts]
+        bounds = np.array([tilt.modulus_bound(edges, composed.is_split) for tilt in tilts])
+        least = bounds.min(axis=0)
+        exponent += count * (np.log1p(np.exp(least)) if composed.is_split else least)
         best.append(np.array(shifts)[bounds.argmin(axis=0)])
+    modulus = np.exp(-composed.rho * edges**2) * (
+        np.expm1(np.minimum(exponent, 700)) if composed.is_split else np.exp(exponent)
+    )
     lengths = np.append(np.diff(edges), edges[-1]) + spacing
-    parts = np.exp(exponent) / (math.pi * (edges**2 + c**2)) * lengths
-    tails = np.cumsum(parts[::-1])[::-1]
+    tails = np.cumsum((modulus / (math.pi * (edges**2 + c**2)) * lengths)[::-1])[::-1]
     first = int(np.argmax(tails <= target)) if tails[-1] <= target else len(edges) - 1
     chosen = [
-        min(loss.farthest_shift, 2 * float(shift[first])) for (loss, _), shift in zip(composed.steps, best, strict=True)
+        min(loss.farthest_shift, 2 * float(shift[first]), 2 * loss.split_edge)
+        for (loss, _), shift in zip(composed.steps, best, strict=True)
     ]
     return math.ceil(edges[first] / spacing) + 1, float(tails[first]), chosen

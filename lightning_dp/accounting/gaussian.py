@@ -74,7 +74,7 @@ def _amplified(q: float, epsilon: float) -> float:
 
 
 def step_epsilon(sampling_rate: float, sigma: float, delta: float) -> float:
-    """Exact epsilon of one Poisson-sampled Gaussian; removing dominates for ``epsilon >= 0`` (Zhu, Dong, Wang, 2022)."""
+    """Exact epsilon of one Poisson-sampled Gaussian; removing dominates (Zhu, Dong and Wang, 2022)."""
     if delta >= sampling_rate:
         return 0.0
     inner = gaussian_epsilon(1 / sigma, delta / sampling_rate)

@@ -25,9 +25,13 @@ from lightning_dp.accounting.contour import (
 )
 from lightning_dp.accounting.loss import Floats, SampledGaussianLoss
 
-_POINTS = 2**18
+POINTS, FEW_POINTS = 2**18, 2**14
 _COARSE = 2**12
 _TOLERANCE = math.log(1e-13)
+
+
+def _lattice(start: float, spacing: float, points: int) -> Floats:
+    return np.asarray(start + spacing * np.arange(points), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class LatticeStep:
     @property
     def losses(self) -> Floats:
         """Where the masses lie."""
-        return self.start + self.spacing * np.arange(len(self.masses))
+        return _lattice(self.start, self.spacing, len(self.masses))
 
     def tilted(self, c: float) -> tuple[float, Floats]:
         """``log sum(masses * exp(c * losses))`` and the normalised masses under the tilt."""
@@ -101,11 +105,11 @@ def _step(loss: SampledGaussianLoss, count: int, cells: int, spacing: float) -> 
     beyond = float(ndtr(-x[-1])), float(ndtr(1 / sigma - x[-1]))
     floor = math.log1p(-q)
     if loss.removing:
-        losses = floor + spacing * np.arange(cells + 1)
+        losses = _lattice(floor, spacing, cells + 1)
         infinite = (1 - q) * beyond[0] + q * beyond[1]
         return LatticeStep(_split(mixed, base, losses, spacing), floor, spacing, infinite, count)
     start = -floor - spacing * cells
-    losses = start + spacing * np.arange(cells + 1)
+    losses = _lattice(start, spacing, cells + 1)
     masses = _split(base[::-1], mixed[::-1], losses, spacing)
     masses[0] += beyond[0]
     return LatticeStep(masses, start, spacing, 0.0, count)
@@ -114,7 +118,7 @@ def _step(loss: SampledGaussianLoss, count: int, cells: int, spacing: float) -> 
 def _gaussian_step(mu: float, extent: float, spacing: float) -> LatticeStep:
     """All steps without sampling, as the one Gaussian they compose to."""
     low = math.floor((-extent * mu + mu**2 / 2) / spacing)
-    losses = spacing * np.arange(low, math.ceil((extent * mu + mu**2 / 2) / spacing) + 1)
+    losses = _lattice(low * spacing, spacing, math.ceil((extent * mu + mu**2 / 2) / spacing) + 1 - low)
     x = losses / mu + mu / 2
     masses = _split(_cells(x - mu), _cells(x), losses, spacing)
     masses[0] += float(ndtr(x[0] - mu))
@@ -173,6 +177,8 @@ class _Total:
     def delta_at(self, index: int) -> float:
         """Delta at the point with this index."""
         total = float(self.masses[index:] @ self._payoff[: len(self.masses) - index])
+        if self.log_unit > 700:
+            return 1.0
         return total * math.exp(self.log_unit) + self.rest
 
     def delta(self, epsilon: float) -> float:
@@ -200,55 +206,57 @@ class _Total:
         return max(0.0, float(self.losses[low]) + math.log1p(share * math.expm1(width)))
 
 
-def _total(composed: Composed, log_delta: float, epsilon: float, order: float, shift: float) -> _Total:
+def _total(composed: Composed, log_delta: float, epsilon: float, order: float, shift: float, points: int) -> _Total:
     """Composes on a lattice that covers ``epsilon`` plus or minus ``shift``.
 
     Mass outside is wrapped into the range, where it only adds; what may be wrapped from above to below epsilon is
     bounded by Markov's inequality and added.
     """
-    spacing = 2 * shift / _POINTS
+    extent = max(80 * math.sqrt(2 * composed.rho), *(_reach(loss, 40.0) for loss, _ in composed.steps))
+    spacing = max(2 * shift, extent / 8) / points
     lattice = build(composed, log_delta, spacing)
     start = sum(step.count * step.start for step in lattice.steps)
-    indices = math.ceil((epsilon - shift - start) / spacing) + np.arange(_POINTS)
-    losses = start + spacing * indices
-    wrapped, log_scale = _transformed(lattice, order)
-    masses = wrapped[indices % _POINTS] * np.exp(np.minimum(-order * (losses - epsilon), 600.0))
+    indices = math.ceil((epsilon - shift - start) / spacing) + np.arange(points)
+    losses = _lattice(start + spacing * int(indices[0]), spacing, points)
+    first = int(np.searchsorted(losses, max(-spacing, epsilon - 600 / order)))
+    indices, losses = indices[first:], losses[first:]
+    wrapped, log_scale = _transformed(lattice, order, points)
+    masses = wrapped[indices % points] * np.exp(-order * (losses - epsilon))
     top = float(losses[-1])
     log_above = min(lattice.cumulants(order * f)[0] - order * f * top for f in (1.0, 1.2, 1.5, 2.0))
     rest = math.exp(min(log_above, 0.0)) + sum(step.count * step.infinite for step in lattice.steps)
-    keep = slice(max(0, int(np.searchsorted(losses, 0.0)) - 1), None)
-    return _Total(losses[keep], masses[keep], log_scale - order * epsilon, rest)
+    return _Total(losses, masses, log_scale - order * epsilon, rest)
 
 
-def _transformed(lattice: LatticeComposed, order: float) -> tuple[Floats, float]:
+def _transformed(lattice: LatticeComposed, order: float, points: int) -> tuple[Floats, float]:
     """Tilted masses of the sum, wrapped to the number of points, and the logarithm of their total."""
-    transform = np.ones(_POINTS // 2 + 1, dtype=np.complex128)
+    transform = np.ones(points // 2 + 1, dtype=np.complex128)
     log_scale = 0.0
     for step in lattice.steps:
         cumulant, weights = step.tilted(order)
-        folded = np.bincount(np.arange(len(weights)) % _POINTS, weights, _POINTS)
+        folded = np.bincount(np.arange(len(weights)) % points, weights, points)
         transform *= np.fft.rfft(folded) ** step.count
         log_scale += step.count * cumulant
     count = sum(step.count for step in lattice.steps)
     noise = 1e-14 * (1 + count) * float(np.mean(np.abs(transform) ** (1 - 1 / max(2, count))))
-    return np.maximum(np.fft.irfft(transform, _POINTS), 0.0) + noise, log_scale
+    return np.maximum(np.fft.irfft(transform, points), 0.0) + noise, log_scale
 
 
-def epsilon(composed: Composed, delta: float) -> float:
+def epsilon(composed: Composed, delta: float, points: int = POINTS) -> float:
     """Upper bound of one direction's epsilon, ``inf`` if the lattice does not reach it."""
     log_delta = math.log(delta)
     coarse = build(composed, log_delta, None).cumulants
     order = order_for_delta(coarse, log_delta)
     center = max(0.0, coarse(order)[1] - 1 / order - 1 / (order + 1))
     shift = period(coarse, order, center, log_delta + _TOLERANCE)
-    return _total(composed, log_delta, center, order, shift).epsilon(delta)
+    return _total(composed, log_delta, center, order, shift, points).epsilon(delta)
 
 
-def delta(composed: Composed, epsilon: float) -> float:
+def delta(composed: Composed, epsilon: float, points: int = POINTS) -> float:
     """Upper bound of one direction's delta."""
     rough = build(composed, -40.0, None).cumulants
     log_delta = chernoff_log_delta(rough, order_for_epsilon(rough, epsilon), epsilon) - 5
     coarse = build(composed, log_delta, None).cumulants
     order = order_for_epsilon(coarse, epsilon)
     shift = period(coarse, order, epsilon, log_delta + _TOLERANCE)
-    return max(math.ulp(0.0), min(1.0, _total(composed, log_delta, epsilon, order, shift).delta(epsilon)))
+    return max(math.ulp(0.0), min(1.0, _total(composed, log_delta, epsilon, order, shift, points).delta(epsilon)))

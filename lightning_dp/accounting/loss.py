@@ -32,12 +32,14 @@ class _Grid:
     """Trapezoid nodes on the line ``Im x = shift`` and what does not depend on the tilt, each ``(nodes,)``.
 
     Attributes:
+        x: The nodes.
         base: Weights of the kept part of the standard normal distribution.
         log_base: Logarithm of their modulus.
         ratio: ``L(x)``.
         size: Bound of the rounding error of ``L(x)``, in units of the rounding unit.
     """
 
+    x: Complexes
     base: Complexes
     log_base: Floats
     ratio: Complexes
@@ -45,15 +47,17 @@ class _Grid:
 
 
 @lru_cache(maxsize=2048)
-def _grid(q: float, sigma: float, cut: float, low: int, high: int, step: float, shift: float) -> _Grid:
-    x = np.arange(math.floor(low / step), math.ceil(high / step) + 1) * step + 1j * shift
+def _grid(q: float, sigma: float, cut: float, edge: float, low: int, high: int, step: float, shift: float) -> _Grid:
+    nodes = step * np.arange(math.floor(low / step), math.ceil(high / step) + 1)
+    x = (nodes + 1j * shift).astype(np.complex128)
     argument = x / sigma - 1 / (2 * sigma**2)
-    kept = ndtr((cut - x) / _EDGE) if math.isfinite(cut) else np.ones_like(x)
+    kept = ndtr((cut - x) / edge) if math.isfinite(cut) else np.ones_like(x)
     base = np.exp(-(x**2) / 2) * kept * step / math.sqrt(2 * math.pi)
     log_modulus = np.log(np.maximum(np.abs(kept), 1e-300)) + (shift**2 - x.real**2) / 2
     ratio = _log_ratio(q, argument)
     posterior = np.exp(-np.logaddexp(0, math.log1p(-q) - math.log(q) - argument.real))
     return _Grid(
+        x,
         base,
         log_modulus + math.log(step / math.sqrt(2 * math.pi)),
         ratio,
@@ -67,35 +71,54 @@ class TiltedLoss:
 
     Attributes:
         weights: Weights of the nodes, of sum 1, ``(nodes,)``.
+        hits: The part of the weights above the split, ``(nodes,)``.
         deviations: Density ratio minus its mean, ``(nodes,)``; of positive imaginary part if the shift is positive.
         sign: 1 if the loss is the density ratio, -1 if it is its negative.
         rounding: Bound of the relative rounding error of ``exp(K(c + it))`` per unit of ``|c + it| + 1``.
     """
 
     weights: Complexes
+    hits: Complexes
     deviations: Complexes
     sign: int
     rounding: float
 
-    def log_characteristic(self, t: Floats) -> tuple[Complexes, Complexes]:
-        """``log E[exp(i t (loss - mean))]`` under the tilt, from all nodes and from every second one.
+    def log_characteristic(self, t: Floats) -> NDArray[np.complex128]:
+        """The characteristic function ``f`` of loss minus mean under the tilt, and its part ``g`` above the split.
 
-        The difference of the two bounds the error of the first, since the sum converges exponentially.
+        Args:
+            t: Arguments, ``(t,)``.
+
+        Returns:
+            ``log(f)`` and ``log(1 - g / f)``, both from all nodes and from every second one, ``(2, 2, t)``. The
+            difference bounds the error of the first, since the sums converge exponentially.
         """
         damping = np.expm1(np.multiply.outer(-t, self.deviations.imag))
         half = np.multiply.outer(t / 2, self.deviations.real)
         sine, cosine = np.sin(half), np.cos(half)
         damped = 2 * sine * (1 + damping)
         real, imaginary = damping - damped * sine, damped * cosine
-        coarse = self.weights[::2] / self.weights[::2].sum()
-        fine = _log1p(*_product(real, imaginary, self.weights))
-        rough = _log1p(*_product(real[:, ::2], imaginary[:, ::2], coarse))
-        return (fine, rough) if self.sign > 0 else (np.conj(fine), np.conj(rough))
+        total = self.weights[::2].sum()
+        results = []
+        for part, unit in ((slice(None), 1.0), (slice(None, None, 2), total)):
+            all_log = _log1p(*_product(real[:, part], imaginary[:, part], self.weights[part] / unit))
+            hits = self.hits[part] / unit
+            above = hits.sum() + _product_sum(real[:, part], imaginary[:, part], hits) if hits.any() else 0 * all_log
+            share = -above * np.exp(-all_log)
+            results.append((all_log, _log1p(share.real, share.imag)))
+        values = np.array(results)
+        return values if self.sign > 0 else np.conj(values)
 
-    def modulus_bound(self, t: Floats) -> Floats:
-        """Upper bounds of ``log |E[exp(i t' loss)]|`` for all ``t' >= t >= 0``: the modulus under the integral."""
+    def modulus_bound(self, t: Floats, hits: bool = False) -> Floats:
+        """Bounds of ``log |f(t')|``, or ``log |g(t')|``, for all ``t' >= t >= 0``: the modulus under the integral."""
         damped = np.exp(np.multiply.outer(-t, np.maximum(self.deviations.imag, 0.0)))
-        return np.asarray(np.log(np.maximum(damped @ np.abs(self.weights), 1e-300)) + 1e-14, dtype=np.float64)
+        weights = np.abs(self.hits if hits else self.weights)
+        return np.asarray(np.log(np.maximum(damped @ weights, 1e-300)) + 1e-14, dtype=np.float64)
+
+
+def _product_sum(real: Floats, imaginary: Floats, weights: Complexes) -> Complexes:
+    parts = _product(real, imaginary, weights)
+    return np.asarray(parts[0] + 1j * parts[1], dtype=np.complex128)
 
 
 def _product(real: Floats, imaginary: Floats, weights: Complexes) -> tuple[Floats, Floats]:
@@ -105,8 +128,11 @@ def _product(real: Floats, imaginary: Floats, weights: Complexes) -> tuple[Float
 
 def _log1p(real: Floats, imaginary: Floats) -> Complexes:
     """``log(1 + z)`` with small relative error near 0 (numpy's complex log1p loses digits there)."""
-    squared = np.maximum(2 * real + real**2 + imaginary**2, -1 + 1e-300)
-    return np.asarray(np.log1p(squared) / 2 + 1j * np.arctan2(imaginary, 1 + real), dtype=np.complex128)
+    squared = 2 * real + real**2 + imaginary**2
+    near = np.log1p(np.maximum(squared, -0.5)) / 2
+    far = np.log(np.maximum(np.hypot(1 + real, imaginary), 1e-300))
+    modulus = np.where(squared > -0.5, near, far)
+    return np.asarray(modulus + 1j * np.arctan2(imaginary, 1 + real), dtype=np.complex128)
 
 
 @dataclass(frozen=True)
@@ -119,12 +145,18 @@ class SampledGaussianLoss:
         removing: Direction; the other one is adding a record.
         cut: Outputs far above this ``x`` count as infinite loss, with a smooth edge. Without rare huge losses a tilt
             can be strong enough for the bulk of the distribution.
+        edge: Width of the edge of the cut.
+        split: Outputs above this ``x`` are hits, again with a smooth edge.
+        split_edge: Width of that edge.
     """
 
     sampling_rate: float
     sigma: float
     removing: bool
     cut: float = math.inf
+    edge: float = _EDGE
+    split: float = math.inf
+    split_edge: float = _EDGE
 
     @property
     def largest(self) -> float:
@@ -139,7 +171,7 @@ class SampledGaussianLoss:
     @property
     def infinite(self) -> float:
         """Probability that is counted as infinite loss."""
-        q, width = self.sampling_rate, math.hypot(1.0, _EDGE)
+        q, width = self.sampling_rate, math.hypot(1.0, self.edge)
         return float(q * ndtr((1 / self.sigma - self.cut) / width) + (1 - q) * ndtr(-self.cut / width))
 
     def without_tail(self, log_probability: float) -> SampledGaussianLoss:
@@ -150,24 +182,38 @@ class SampledGaussianLoss:
         far = -float(ndtri_exp(min(-1.0, log_probability - math.log(2))))
         return replace(self, cut=max(1 / self.sigma + near * math.hypot(1.0, _EDGE), far * math.hypot(1.0, _EDGE)))
 
-    def tractable(self, c: float) -> bool:
-        """Whether sums under this tilt get by with a reasonable number of nodes."""
-        if c > 1e15 or c > 1e15 * self.sigma**2:
-            return False
-        low, high = self._range(c)
-        return high - low < _MOST_NODES * self._step(0)
+    def split_at(self, loss: float) -> SampledGaussianLoss:
+        """The same with outputs of more than this loss as hits."""
+        argument = (
+            math.log1p(math.expm1(loss) / self.sampling_rate) if loss < 700 else loss - math.log(self.sampling_rate)
+        )
+        posterior = -math.expm1(math.log1p(-self.sampling_rate) - loss)
+        width = min(_EDGE, self.sigma * loss / posterior / 6)
+        return replace(self, split=self.sigma * argument + 1 / (2 * self.sigma), split_edge=width)
+
+    @property
+    def bulk(self) -> SampledGaussianLoss:
+        """The part below the split."""
+        return replace(self, cut=self.split, edge=self.split_edge, split=math.inf)
 
     def cumulants(self, c: float) -> tuple[float, float, float]:
-        """``K(c) = log E[exp(c * loss)]`` and its first two derivatives, the mean and variance under the tilt."""
+        """``K(c) = log E[exp(c * loss)]`` and its first two derivatives, the mean and variance under the tilt.
+
+        Infinities stand for values that are too large to matter.
+        """
         grid, order = self._grid(c, 0, 0.0), self._order(c)
+        if grid is None:
+            return math.inf, math.inf, math.inf
         ratio, base = grid.ratio.real, grid.base.real
         exponent = order * ratio
         log_weight = grid.log_base + exponent
         top = max(0.0, float(log_weight.max()))
         weights = np.exp(log_weight - top)
         small = exponent < 1
-        excess = np.where(small, base * math.exp(-top) * np.expm1(np.minimum(exponent, 1)), weights - base * math.exp(-top))
-        total = float(excess.sum())
+        excess = np.where(
+            small, base * math.exp(-top) * np.expm1(np.minimum(exponent, 1)), weights - base * math.exp(-top)
+        )
+        total = float(excess.sum()) - (float(ndtr(-self.cut / math.hypot(1.0, self.edge))) * math.exp(-top))
         value = math.log1p(total) if top == 0 else top + math.log(math.exp(-top) + total)
         weights /= weights.sum()
         mean = float(weights @ ratio)
@@ -183,6 +229,8 @@ class SampledGaussianLoss:
             mean: Mean of the loss under the tilt.
         """
         grid, order = self._grid(c, refinement, shift), self._order(c)
+        if grid is None:
+            raise ValueError(f"The tilt {c} is too strong for a sum over nodes.")
         exponent = grid.log_base + order * grid.ratio.real
         kept = exponent > exponent.max() - _CUT
         phase = np.angle(grid.base[kept]) + order * grid.ratio.imag[kept]
@@ -190,18 +238,26 @@ class SampledGaussianLoss:
         weights /= weights.sum()
         sign = 1 if self.removing else -1
         size = float(np.abs(weights) @ grid.size[kept])
-        return TiltedLoss(weights, grid.ratio[kept] - sign * mean, sign, 2e-15 * size)
+        hits = (
+            weights * ndtr((grid.x[kept] - self.split) / self.split_edge) if math.isfinite(self.split) else 0 * weights
+        )
+        return TiltedLoss(weights, hits, grid.ratio[kept] - sign * mean, sign, 2e-15 * size)
 
     def _order(self, c: float) -> float:
         return 1 + c if self.removing else -c
 
-    def _grid(self, c: float, refinement: int, shift: float) -> _Grid:
+    def _grid(self, c: float, refinement: int, shift: float) -> _Grid | None:
+        """The nodes, or None where the tilt is so strong that they are too many."""
+        if c > 1e15 or c > 1e15 * self.sigma**2:
+            return None
         low, high = self._range(c)
+        if high - low > _MOST_NODES * self._step(0):
+            return None
         low, high = 8 * math.floor(low / 8), 8 * math.ceil(high / 8)
-        return _grid(self.sampling_rate, self.sigma, self.cut, low, high, self._step(refinement), shift)
+        return _grid(self.sampling_rate, self.sigma, self.cut, self.edge, low, high, self._step(refinement), shift)
 
     def _step(self, refinement: int) -> float:
-        return min(0.39, 0.3 * self.sigma) / 2.0**refinement
+        return min(0.39, 0.3 * self.sigma, self.edge, self.split_edge) / 2.0**refinement
 
     def _range(self, c: float) -> tuple[float, float]:
         """An interval outside which the tilted density and the density itself are negligible.
@@ -220,7 +276,7 @@ class SampledGaussianLoss:
         width = _MARGIN
         while self._log_density(highest + width, 1 + c) > max(0.0, self._log_density(highest, 1 + c)) - _CUT:
             width *= 1.3
-        return -_MARGIN, min(highest + width, self.cut + _MARGIN * _EDGE)
+        return -_MARGIN, min(highest + width, self.cut + _MARGIN * self.edge)
 
     def _lowest_mode(self, shift: float) -> float:
         low, high = shift * self._posterior(0.0), 0.0

@@ -89,6 +89,10 @@ def _direction_epsilon(composed: Composed, delta: float, known: float) -> float:
             return known
         value, error = contour.solve_epsilon(finite, order, log_delta)
         best = min(best, value)
+        if error > _ACCURATE and composed.removes:
+            best = min(best, lattice.epsilon(composed, delta, lattice.FEW_POINTS))
+            value, error = contour.solve_rare_epsilon(finite, order, log_delta, best)
+            best = min(best, value)
         if error <= _ACCURATE:
             return best
     return min(best, lattice.epsilon(composed, delta))
@@ -106,6 +110,10 @@ def _direction_delta(composed: Composed, epsilon: float, known: float) -> float:
             return known
         value, error = contour.solve_delta(finite, order, epsilon, log_best)
         best = min(best, value + finite.infinite)
+        if error > _ACCURATE and composed.removes:
+            best = min(best, lattice.delta(composed, epsilon, lattice.FEW_POINTS))
+            value, error = contour.solve_rare_delta(finite, order, epsilon, math.log(best))
+            best = min(best, value + finite.infinite)
         if error <= _ACCURATE:
             return best
     return min(best, lattice.delta(composed, epsilon))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from lightning_dp import _compat, _validate
@@ -33,7 +33,7 @@ class NonPrivateBaseline(Callback):
 
     def __init__(
         self,
-        metrics: list[str],
+        metrics: Sequence[str],
         *,
         max_epochs: int | None = None,
         hparams: dict[str, Any] | None = None,
@@ -64,13 +64,13 @@ class NonPrivateBaseline(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._copy is None or trainer.fast_dev_run:
+        if self._copy is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         rank_zero_info("Training the same model without privacy, for comparison only.")
         plain = Trainer(
             accelerator=trainer.accelerator,
             devices=1,
-            precision=trainer.precision,  # type: ignore[arg-type]
+            precision=trainer.precision,
             max_epochs=self.max_epochs or trainer.max_epochs,
             logger=False,
             enable_checkpointing=False,

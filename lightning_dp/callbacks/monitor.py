@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lightning_dp import _compat, _validate
@@ -46,13 +46,13 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(trainer, Trainer):
+        if type(trainer).__module__.startswith("pytorch_lightning"):
             _compat.refuse_other_package()
         # PRIVACY: with another strategy nothing is private, however many of these callbacks there are.
         if stage == "fit" and not hasattr(trainer.strategy, "prepare_run"):
             raise TrainerSettingsError(
-                f"`{type(self).__name__}` is in the callbacks, but the strategy is"
-                f" `{type(trainer.strategy).__name__}`, which trains without privacy. Use `Trainer(strategy='private')`."
+                f"`{type(self).__name__}` is in the callbacks, but the strategy is `{type(trainer.strategy).__name__}`,"
+                " which trains without privacy. Use `Trainer(strategy='private')`."
             )
         self._started = False
 
@@ -68,7 +68,7 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         spent = _strategy(trainer).ledger.epsilon(self.delta)
-        self.log(EPSILON_KEY, spent, prog_bar=True, on_step=True, on_epoch=False, rank_zero_only=True)
+        pl_module.log(EPSILON_KEY, spent, prog_bar=True, on_step=True, on_epoch=False, rank_zero_only=True)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -62,8 +62,7 @@ def closing_statement(
         metrics: Names of the metrics to show; all that start with ``val`` if ``None``.
         exception: What ended training early, if anything did.
     """
-    run = strategy.run
-    assert run is not None
+    run = strategy.active_run
     guarantee = strategy.guarantee
     facts = [
         *_declared(strategy),
@@ -95,8 +94,7 @@ def show(statement: Statement) -> None:
 
 
 def _declared(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:
-    run = strategy.run
-    assert run is not None and run.plan is not None
+    run = strategy.active_run
     plan = run.plan
     size = "declared, the true size is hidden" if plan.is_size_declared else "public"
     batch = plan.expected_batch_size
@@ -112,8 +110,7 @@ def _declared(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:
 
 
 def _budget(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:
-    run = strategy.run
-    assert run is not None
+    run = strategy.active_run
     budget = strategy.budget
     if budget is None:
         return (("budget", "none: the noise multiplier is fixed and epsilon grows with every update"),)

@@ -18,7 +18,8 @@ def record_norms(rows: Sequence[Tensor]) -> Tensor:
         The norms, ``(records,)``, in float32 or float64.
     """
     per_parameter = [torch.linalg.vector_norm(row.flatten(1), dim=1) for row in rows]
-    return torch.linalg.vector_norm(torch.stack(per_parameter), dim=0)
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(per_parameter), dim=0)
+    return norms
 
 
 def clipped_sum(rows: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:

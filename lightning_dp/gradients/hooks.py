@@ -48,6 +48,7 @@ class RecordGradients:
         self._inplace = [layer for layer in self.module.modules() if getattr(layer, "inplace", False) is True]
         for layer in self._inplace:
             layer.inplace = False  # type: ignore[assignment]
+        _compat.silence_hook_warning()
         try:
             self._hooks = GradSampleHooks(self.module, strict=False, loss_reduction="mean")
         except NotImplementedError as error:

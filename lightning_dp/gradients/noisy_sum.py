@@ -42,7 +42,7 @@ class ClippedSum:
             if row.shape[0] != num_records:
                 raise UnsupportedModelError(
                     f"`{name}` has {row.shape[0]} gradient rows for {num_records} records: `training_step` drops,"
-                    " repeats, splits or merges records. Keep the records in the first dimension of every layer's input."
+                    " repeats, splits or merges records. Keep records in the first dimension of every layer's input."
                 )
         sums, _ = clipped_sum(list(rows.values()), self.max_grad_norm) if rows else ([], None)
         for name, value in zip(rows, sums, strict=True):

@@ -72,7 +72,7 @@ class IndependenceProbe:
             if row.shape[0] != len(records):
                 raise UnsupportedModelError(
                     f"`{name}` has {row.shape[0]} gradient rows for {len(records)} records: `training_step` drops,"
-                    " repeats, splits or merges records. Keep the records in the first dimension of every layer's input."
+                    " repeats, splits or merges records. Keep records in the first dimension of every layer's input."
                 )
         return rows
 
@@ -80,7 +80,7 @@ class IndependenceProbe:
         _same_dropout(seed)
         with _InnermostModule(self._replica) as innermost:
             try:
-                self._loss(self._replica, list(records)).backward()
+                torch.autograd.backward(self._loss(self._replica, list(records)))
             except UnsupportedModelError:
                 raise
             except Exception as error:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
-from torch.utils.data import RandomSampler, SequentialSampler, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from lightning_dp.errors import UnsupportedDataError
 from lightning_dp.sampling.null_record import null_record
@@ -74,15 +82,17 @@ class PrivateDataLoader(DataLoader[Any]):
         sampler: Which records each physical batch holds.
 
     Attributes:
+        chunks: The data set that fetches physical batches.
         info: What the batch handed out last holds, ``None`` before the first one.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: PoissonSampler) -> None:
+        self.chunks = ChunkDataset(loader.dataset, loader.collate_fn)
         super().__init__(
-            ChunkDataset(loader.dataset, loader.collate_fn),
+            self.chunks,
             batch_size=None,
             sampler=sampler,
-            collate_fn=_unchanged,
+            collate_fn=_unchanged,  # type: ignore[arg-type]  # without batching it gets one chunk, not a list
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -22,6 +22,7 @@ from lightning_dp.errors import (
     BudgetExceededError,
     InvalidValueError,
     LedgerError,
+    PrivacyViolationError,
     TrainerSettingsError,
     UnsupportedDataError,
     UnsupportedModelError,
@@ -56,6 +57,9 @@ class PrivateMechanism(Strategy):
         insecure_seed: Derive sampling and noise from this number instead of the operating system. Anyone who knows it
             can subtract the noise; for tests, and stamped on the guarantee.
     """
+
+    global_rank: int
+    world_size: int
 
     def __init__(
         self,
@@ -106,13 +110,33 @@ class PrivateMechanism(Strategy):
                 "A guarantee needs a delta. Give `PrivateStrategy(delta=1e-5)`, a `PrivacyBudget` or a"
                 " `PrivacyMonitor(delta=1e-5)`, or ask `strategy.ledger.guarantee(delta=1e-5)`."
             )
-        plan = None if self.run is None else self.run.plan
-        return self.ledger.guarantee(self.reporting_delta, num_records=None if plan is None else plan.public_size)
+        num_records = self.run.plan.public_size if self.run is not None and self.run.has_data else None
+        return self.ledger.guarantee(self.reporting_delta, num_records=num_records)
 
     @property
     def reporting_delta(self) -> float | None:
         """The delta at which epsilon is reported: the budget's or monitor's, else the strategy's own."""
         return self.delta if self._policy.reporting_delta is None else self._policy.reporting_delta
+
+    @property
+    def active_run(self) -> PrivateRun:
+        """The run at hand, or the last one.
+
+        Raises:
+            PrivacyViolationError: ``fit`` has not been called.
+        """
+        if self.run is None:
+            raise PrivacyViolationError("There is no private run: `trainer.fit` has not been called.")
+        return self.run
+
+    @property
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+    @property
+    def _trainer(self) -> Trainer:
+        return self._module.trainer
 
     @property
     def budget(self) -> Budget | None:
@@ -124,7 +148,7 @@ class PrivateMechanism(Strategy):
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
-        trainer = self._trainer_of_module()
+        trainer = self._trainer
         if trainer.state.fn != TrainerFn.FITTING:
             return
         settings.check_trainer(trainer)
@@ -146,27 +170,23 @@ class PrivateMechanism(Strategy):
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
-        assert self.lightning_module is not None
-        settings.check_module(self.lightning_module)
+        settings.check_module(self._module)
         self._user_settings = settings.settings_of(trainer)
-        if trainer.fast_dev_run:
+        if settings.is_fast_dev_run(trainer):
             # A quick check runs whole updates: one physical batch each.
             trainer.accumulate_grad_batches = 1
         # Before the optimizers: `configure_optimizers` may ask for `trainer.estimated_stepping_batches`, which builds
         # the loader.
-        self.run = PrivateRun(
-            self.lightning_module, max_grad_norm=self.max_grad_norm, key=self._new_key(), ledger=self.ledger
-        )
+        self.run = PrivateRun(self._module, max_grad_norm=self.max_grad_norm, key=self._new_key(), ledger=self.ledger)
         super().setup(trainer)
-        settings.check_optimizers(self.optimizers, self.lightning_module)
+        settings.check_optimizers(self.optimizers, self._module)
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
         dataloader = super().process_dataloader(dataloader)
-        trainer = self._trainer_of_module()
+        trainer = self._trainer
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return dataloader
-        assert self.run is not None
         loader = check_loader(dataloader)
         plan = plan_sampling(
             loader,
@@ -177,7 +197,7 @@ class PrivateMechanism(Strategy):
         )
         if self.reporting_delta is not None:
             _validate.delta_below_one_record(self.reporting_delta, plan.public_size)
-        return self.run.make_loader(loader, plan, self.global_rank)
+        return self.active_run.make_loader(loader, plan, self.global_rank)
 
     @override
     def on_train_start(self) -> None:
@@ -192,12 +212,10 @@ class PrivateMechanism(Strategy):
             CalibrationError: No noise meets the budget.
             BudgetExceededError: The budget is spent.
         """
-        run, trainer = self.run, self._trainer_of_module()
-        assert run is not None and self.lightning_module is not None
-        if run.mechanism is not None:
+        run, trainer = self.active_run, self._trainer
+        if run.is_started:
             return
         self._check_batches(trainer, run)
-        assert run.plan is not None
         remaining = self._updates_to_run(trainer)
         noise_multiplier = self.fixed_noise_multiplier
         if noise_multiplier is None:
@@ -205,9 +223,9 @@ class PrivateMechanism(Strategy):
             noise_multiplier = self._policy.noise_multiplier(
                 sampling_rate=run.plan.sampling_rate, num_updates=remaining, spent=self.ledger.composition()
             )
-        assert noise_multiplier is not None
-        if self.lightning_module.automatic_optimization:
-            self._probe(self.lightning_module, run)
+            assert noise_multiplier is not None
+        if self._module.automatic_optimization:
+            self._probe(run)
         run.start(noise_multiplier, None)
         run.updates_allowed = self._limit_updates(trainer, run, remaining)
         run.gradients.attach()
@@ -216,12 +234,11 @@ class PrivateMechanism(Strategy):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.run is not None and self.lightning_module is not None
-        info = self.run.begin_chunk()
+        info = self.active_run.begin_chunk()
         # PRIVACY: a batch without records is seen by nobody: not by logs, not by metrics, not by the sum.
-        with unseen(self.lightning_module) if info.num_records == 0 else nullcontext():
+        with unseen(self._module) if info.num_records == 0 else nullcontext():
             output = super().training_step(*args, **kwargs)
-        if output is None and self.lightning_module.automatic_optimization:
+        if output is None and self._module.automatic_optimization:
             raise UnsupportedModelError(
                 "`training_step` returned None to skip a batch. Whether an update happens would then depend on the"
                 " data. Return a loss for every batch; weight a record by 0 to leave it out."
@@ -230,15 +247,15 @@ class PrivateMechanism(Strategy):
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        assert self.run is not None and self.run.plan is not None and self.lightning_module is not None
+        run, module = self.active_run, self._module
         self.pre_backward(closure_loss)
-        closure_loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
+        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
         # Lightning divides the loss by `accumulate_grad_batches`; norms are those of the undivided loss.
-        scale = self.run.plan.num_chunks if self.lightning_module.automatic_optimization else 1
-        self.precision_plugin.backward(closure_loss * scale, self.lightning_module, optimizer, *args, **kwargs)
+        scale = run.plan.num_chunks if module.automatic_optimization else 1
+        self.precision_plugin.backward(closure_loss * scale, module, optimizer, *args, **kwargs)
         # PRIVACY: raw gradients are gone before `on_after_backward`, the first hook that could read them.
-        self.run.end_chunk()
-        closure_loss = self.precision_plugin.post_backward(closure_loss, self.lightning_module)
+        run.end_chunk()
+        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
         self.post_backward(closure_loss)
         return closure_loss
 
@@ -252,8 +269,7 @@ class PrivateMechanism(Strategy):
     ) -> Any:
         def release_after_closure() -> Any:
             result = closure()
-            assert self.run is not None
-            self.run.release(is_global_zero=self.is_global_zero, reduce=self._sum_over_processes)
+            self.active_run.release(is_global_zero=self.is_global_zero, reduce=self._sum_over_processes)
             return result
 
         # PRIVACY: inside the closure, so that `on_before_optimizer_step`, gradient clipping and the optimizer, which
@@ -268,9 +284,7 @@ class PrivateMechanism(Strategy):
     # -- checkpoints and end -----------------------------------------------------------------------------------------
 
     @override
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
         # PRIVACY: here and not in a callback's state, which files with `save_weights_only=True` leave out.
         checkpoint[CHECKPOINT_KEY] = {"ledger": self.ledger.state_dict()}
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -278,7 +292,7 @@ class PrivateMechanism(Strategy):
     @override
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        fitting = self._trainer_of_module().state.fn == TrainerFn.FITTING
+        fitting = self._trainer.state.fn == TrainerFn.FITTING
         if CHECKPOINT_KEY in checkpoint or (fitting and checkpoint.get("global_step", 0) > 0):
             self._merge_ledger(checkpoint, checkpoint_path)
         if fitting:
@@ -302,17 +316,13 @@ class PrivateMechanism(Strategy):
         if self.run is not None:
             self.run.close()
         if self._user_settings:
-            trainer = self._trainer_of_module()
+            trainer = self._trainer
             trainer.fit_loop.epoch_loop.max_steps = self._user_settings["max_steps"]
             trainer.accumulate_grad_batches = self._user_settings["accumulate_grad_batches"]
             self._user_settings = {}
         super().teardown()
 
     # -- parts -------------------------------------------------------------------------------------------------------
-
-    def _trainer_of_module(self) -> Trainer:
-        assert self.lightning_module is not None
-        return self.lightning_module.trainer
 
     def _find_policy(self, trainer: Trainer) -> PrivacyPolicy:
         policies = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyPolicy)]  # type: ignore[attr-defined]
@@ -344,7 +354,7 @@ class PrivateMechanism(Strategy):
             )
 
     def _check_batches(self, trainer: Trainer, run: PrivateRun) -> None:
-        if run.plan is None or trainer.train_dataloader is not run.loader:
+        if not run.has_data or trainer.train_dataloader is not run.loader:
             raise UnsupportedDataError(
                 "The training data comes from several loaders. Private training draws from one; join the data sets with"
                 " `torch.utils.data.ConcatDataset` (each record once)."
@@ -365,7 +375,6 @@ class PrivateMechanism(Strategy):
         budget = self._policy.budget
         if budget is None:
             return None
-        assert run.mechanism is not None
         allowed = updates_left(
             run.mechanism, epsilon=budget.epsilon, delta=budget.delta, spent=self.ledger.composition(), limit=remaining
         )
@@ -381,14 +390,14 @@ class PrivateMechanism(Strategy):
             rank_zero_info(f"The privacy budget allows {allowed} updates; training will stop after them.")
         return allowed
 
-    def _probe(self, module: LightningModule, run: PrivateRun) -> None:
-        assert run.loader is not None
-        dataset = run.loader.dataset
-        records = [dataset.dataset[i] for i in range(min(len(dataset), NUM_RECORDS))]  # type: ignore[attr-defined]
-        trainer = self._trainer_of_module()
+    def _probe(self, run: PrivateRun) -> None:
+        module = self._module
+        dataset = run.loader.chunks
+        records = [dataset.dataset[i] for i in range(min(run.plan.num_records, NUM_RECORDS))]
+        trainer = self._trainer
 
         def loss(replica: LightningModule, batch_records: list[Any]) -> Tensor:
-            batch = _compat.transfer(module, dataset.collate_fn(batch_records))  # type: ignore[attr-defined]
+            batch = _compat.transfer(module, dataset.collate_fn(batch_records))
             with self.precision_plugin.train_step_context():
                 output = replica.training_step(*_compat.training_step_arguments(trainer, batch))
             value = output["loss"] if isinstance(output, Mapping) else output

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 def unseen(module: LightningModule) -> Iterator[None]:
     """Keeps whatever happens inside out of logged values and of the state of every metric of ``module``."""
     states = [(metric, _snapshot(metric)) for metric in module.modules() if isinstance(metric, Metric)]
-    own = {name: module.__dict__[name] for name in ("log", "log_dict") if name in module.__dict__}
+    own: dict[str, Any] = {name: module.__dict__[name] for name in ("log", "log_dict") if name in module.__dict__}
     object.__setattr__(module, "log", _ignore)
     object.__setattr__(module, "log_dict", _ignore)
     try:

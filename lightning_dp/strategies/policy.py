@@ -40,5 +40,5 @@ class PrivacyPolicy(ABC):  # noqa: B024 - every answer has a default
         return None
 
     def noise_multiplier(self, *, sampling_rate: float, num_updates: int, spent: Mechanism) -> float | None:
-        """The noise for ``num_updates`` further updates on top of ``spent``, or ``None`` to leave it to the strategy."""
+        """The noise for ``num_updates`` further updates on top of ``spent``; ``None`` leaves it to the strategy."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -14,6 +14,8 @@ from lightning_dp.errors import BudgetExceededError, PrivacyViolationError
 from lightning_dp.gradients import ClippedSum, RecordGradients, add_noise, set_gradients
 from lightning_dp.sampling import ChunkInfo, KeyStream, PoissonSampler, PrivateDataLoader
 from lightning_dp.strategies.sampling_plan import SamplingPlan
+
+_T = TypeVar("_T")
 
 
 class PrivateRun:
@@ -36,12 +38,43 @@ class PrivateRun:
         self.release_id = new_release_id()
         self.updates_run = 0
         self.updates_allowed: int | None = None
-        self.plan: SamplingPlan | None = None
-        self.loader: PrivateDataLoader | None = None
-        self.mechanism: PoissonSampled | None = None
+        self._plan: SamplingPlan | None = None
+        self._sampler: PoissonSampler | None = None
+        self._loader: PrivateDataLoader | None = None
+        self._mechanism: PoissonSampled | None = None
         self._sampling, self._noise = KeyStream(key, "sampling"), KeyStream(key, "noise")
         self._sum = ClippedSum(self.gradients, max_grad_norm)
         self._update, self._chunks_done, self._open = -1, 0, False
+
+    @property
+    def plan(self) -> SamplingPlan:
+        """The constants of the run, known once the training loader is built."""
+        return _known(self._plan)
+
+    @property
+    def loader(self) -> PrivateDataLoader:
+        """The loader that training draws from, known once it is built."""
+        return _known(self._loader)
+
+    @property
+    def mechanism(self) -> PoissonSampled:
+        """What one update executes, known once the noise is fixed."""
+        return _known(self._mechanism)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the training loader is built."""
+        return self._plan is not None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the noise is fixed."""
+        return self._mechanism is not None
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over ``max_grad_norm``."""
+        return self.mechanism.mechanism.noise_multiplier
 
     def make_loader(self, loader: DataLoader[Any], plan: SamplingPlan, rank: int) -> PrivateDataLoader:
         """Replaces the user's loader by a Poisson one.
@@ -49,12 +82,11 @@ class PrivateRun:
         Raises:
             PrivacyViolationError: The data set changed its size since the run started.
         """
-        if self.mechanism is not None and plan != self.plan:
+        if self.is_started and plan != self.plan:
             raise PrivacyViolationError(
                 f"The reloaded training data gives other constants than the run started with ({plan} instead of"
                 f" {self.plan}); the noise was chosen for those. Keep the size of the data set for the whole run."
             )
-        first_pass = 0 if self.loader is None else self.loader.sampler.passes  # type: ignore[attr-defined]
         sampler = PoissonSampler(
             num_records=plan.num_records,
             sampling_rate=plan.sampling_rate,
@@ -64,15 +96,14 @@ class PrivateRun:
             rank=rank,
             world_size=plan.world_size,
             # PRIVACY: a reloaded loader goes on counting, so that no selection and no noise is used twice.
-            passes=first_pass,
+            passes=0 if self._sampler is None else self._sampler.passes,
         )
-        self.plan, self.loader = plan, PrivateDataLoader(loader, sampler)
-        return self.loader
+        self._plan, self._sampler, self._loader = plan, sampler, PrivateDataLoader(loader, sampler)
+        return self._loader
 
     def start(self, noise_multiplier: float, updates_allowed: int | None) -> None:
         """Fixes the noise of every update and how many may be released."""
-        assert self.plan is not None
-        self.mechanism = PoissonSampled(Gaussian(noise_multiplier), self.plan.sampling_rate)
+        self._mechanism = PoissonSampled(Gaussian(noise_multiplier), self.plan.sampling_rate)
         self.updates_allowed = updates_allowed
 
     def begin_chunk(self) -> ChunkInfo:
@@ -81,13 +112,13 @@ class PrivateRun:
         Raises:
             PrivacyViolationError: It is not the one that must come next.
         """
-        assert self.plan is not None and self.loader is not None
         info = self.loader.info
         if info is None or self._open:
             raise PrivacyViolationError("`training_step` ran twice on one batch, or on none from the private loader.")
         expected_chunk = self._chunks_done % self.plan.num_chunks
-        is_next = info.chunk == expected_chunk and (info.update > self._update if expected_chunk == 0 else
-                                                    info.update == self._update)
+        is_next = info.chunk == expected_chunk and (
+            info.update > self._update if expected_chunk == 0 else info.update == self._update
+        )
         # PRIVACY: chunks of two logical batches must never meet in one sum, and none may enter twice.
         if not is_next or self._chunks_done == self.plan.num_chunks:
             raise PrivacyViolationError(
@@ -105,15 +136,15 @@ class PrivateRun:
         Raises:
             PrivacyViolationError: There is no open batch: a second backward pass on one batch.
         """
-        assert self.loader is not None and self.loader.info is not None
-        if not self._open:
+        info = self.loader.info
+        if info is None or not self._open:
             self.gradients.take_rows()
             raise PrivacyViolationError(
                 "A second backward pass ran on one batch, so a record could count twice. Add the losses up and run one"
                 " backward pass a step."
             )
         self._open = False
-        self._sum.add_chunk(self.loader.info.num_records)
+        self._sum.add_chunk(info.num_records)
         self._chunks_done += 1
 
     def release(self, *, is_global_zero: bool, reduce: Callable[[Tensor], Tensor]) -> None:
@@ -123,7 +154,6 @@ class PrivateRun:
             PrivacyViolationError: Not every physical batch of the logical batch took part exactly once.
             BudgetExceededError: The budget allows no further update.
         """
-        assert self.plan is not None and self.mechanism is not None
         if self._chunks_done != self.plan.num_chunks or self._open:
             raise PrivacyViolationError(
                 f"An optimizer step came after {self._chunks_done} of {self.plan.num_chunks} physical batches of an"
@@ -144,13 +174,15 @@ class PrivateRun:
             total = add_noise(total, scale=scale, stream=self._noise, index=self._update)
         set_gradients(self.gradients, reduce(total).div_(self.plan.expected_batch_size))
 
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over ``max_grad_norm``."""
-        assert self.mechanism is not None
-        return self.mechanism.mechanism.noise_multiplier
-
     def close(self) -> None:
         """Removes the hooks, what they stored, and every sum that was not released."""
         self.gradients.detach()
         self._sum.reset()
+
+
+def _known(value: _T | None) -> _T:
+    if value is None:
+        raise PrivacyViolationError(
+            "The private run was asked for a fact before Lightning reached the step that sets it."
+        )
+    return value

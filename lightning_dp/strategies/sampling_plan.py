@@ -70,9 +70,9 @@ def plan_sampling(
         batch = _validate.integer("batch_size", loader.batch_size, minimum=1) * num_chunks * world_size
         if batch > size:
             raise InvalidValueError(
-                f"One update takes batch_size * accumulate_grad_batches * processes = {loader.batch_size} * {num_chunks}"
-                f" * {world_size} = {batch} records, but the data set has {size}. Lower `batch_size`; at {size} every"
-                " record takes part in every update."
+                f"One update takes `batch_size` * `accumulate_grad_batches` * processes = {loader.batch_size} *"
+                f" {num_chunks} * {world_size} = {batch} records, but the data set has {size}. Lower `batch_size`; with"
+                f" {size} records an update, every record takes part in every one."
             )
         rate = batch / size
         updates = max(1, size // batch) if loader.drop_last else -(-size // batch)

@@ -22,9 +22,10 @@ def check_trainer(trainer: Trainer) -> None:
         TrainerSettingsError: A setting is not supported.
     """
     _check_precision(trainer)
-    if trainer.overfit_batches > 0:
+    overfit_batches: float = trainer.overfit_batches  # type: ignore[attr-defined]
+    if overfit_batches > 0:
         raise TrainerSettingsError(
-            f"`overfit_batches={trainer.overfit_batches}` repeats the same batches, which is not Poisson sampling."
+            f"`overfit_batches={overfit_batches}` repeats the same batches, which is not Poisson sampling."
             " Give `torch.utils.data.Subset(dataset, ...)` to the loader to train on fewer records."
         )
     for kind, reason in _REFUSED_CALLBACKS.items():
@@ -102,8 +103,8 @@ def check_optimizers(optimizers: list[torch.optim.Optimizer], module: LightningM
     """
     if len(optimizers) != 1:
         raise TrainerSettingsError(
-            f"`configure_optimizers` returns {len(optimizers)} optimizers. Each of them would release the same batch once"
-            " more than is accounted. Return one optimizer; it may have several parameter groups."
+            f"`configure_optimizers` returns {len(optimizers)} optimizers. Each of them would release the same batch"
+            " once more than is accounted. Return one optimizer; it may have several parameter groups."
         )
     optimizer = optimizers[0]
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -120,6 +121,11 @@ def check_optimizers(optimizers: list[torch.optim.Optimizer], module: LightningM
             f" (shapes {shapes}); they would train on raw gradients. Register them: assign the module or"
             " `torch.nn.Parameter` to an attribute of the LightningModule."
         )
+
+
+def is_fast_dev_run(trainer: Trainer) -> bool:
+    """Whether this is a quick check of a few batches."""
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
 
 
 def settings_of(trainer: Trainer) -> dict[str, Any]:

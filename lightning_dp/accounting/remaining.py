@@ -35,12 +35,13 @@ def updates_left(
         # Comparing delta is one evaluation of the profile; comparing epsilon would be a root search.
         return (before + count * update).delta(epsilon) <= delta
 
-    if upper == 0 or fits(upper):
-        return upper if fits(0) else 0
-    low, high = 0, 1
+    if not fits(0):
+        return 0
+    if limit is not None and fits(upper):
+        return upper
+    low, high = 0, min(1, upper)
     while high < upper and fits(high):
-        low, high = high, 2 * high
-    high = min(high, upper)
+        low, high = high, min(2 * high, upper)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
