@@ -23,7 +23,7 @@ from lightning_dp.accounting.loss import Floats, SampledGaussianLoss, TiltedLoss
 
 _TOLERANCE = math.log(1e-11)  # relative size of aliases and of the tail that is aimed at
 _ELEMENTS = 1_500_000  # most values of (nodes in t) * (nodes in x) that one profile may take
-_RARE_ELEMENTS = 5_000_000  # the same when only a lattice is left as an alternative
+_RARE_ELEMENTS = 8_000_000  # the same when only a lattice is left as an alternative
 _CHUNK = 500_000
 _BELOW = 0.7  # position of the line relative to the best Renyi order
 _GUESS_MARGIN = 5.0  # a Chernoff bound overstates log delta by about this much
@@ -172,7 +172,7 @@ class Contour:
 
     def relative_error(self, epsilon: float) -> float:
         """Share of the explicit error bounds in delta."""
-        share = math.log(self.excess) + self.log_scale - self.c * epsilon - self.log_delta(epsilon)
+        share = math.log(max(self.excess, 1e-300)) + self.log_scale - self.c * epsilon - self.log_delta(epsilon)
         return math.exp(min(share, 0.0))
 
     def epsilon_error(self, epsilon: float) -> float:
@@ -279,7 +279,7 @@ def contour(
     count, tail, shifts = _cutoff(composed, c, means, spacing, target)
     line: Contour | None = None
     t = np.asarray(spacing * np.arange(count), dtype=np.float64)
-    for refinement in range(_REFINEMENTS):
+    for refinement in range(1 if composed.is_split else 0, _REFINEMENTS):
         tilts = [
             (loss.tilted(c, refinement, shift, mean), n)
             for (loss, n), shift, mean in zip(composed.steps, shifts, means, strict=True)

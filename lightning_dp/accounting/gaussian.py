@@ -27,9 +27,9 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     tail = float(erfcx(far))
     if near < 0:
         head = math.erfc(near)
-        return min(1.0, (head - math.exp(-(near**2)) * tail) / 2 + _ROUNDING * head)
+        return min(1.0, (head - math.exp(-near * near) * tail) / 2 + _ROUNDING * head)
     head = float(erfcx(near)) * (1 + _ROUNDING)
-    return min(1.0, math.exp(-(near**2) * (1 - _ROUNDING)) * (head - tail) / 2 + math.ulp(0.0))
+    return min(1.0, math.exp(-near * near * (1 - _ROUNDING)) * (head - tail) / 2 + math.ulp(0.0))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

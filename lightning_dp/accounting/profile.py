@@ -8,7 +8,10 @@ sampling are always valid, so the smallest of all bounds is taken.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+
+import numpy as np
 
 from lightning_dp.accounting import contour, lattice
 from lightning_dp.accounting.contour import Composed
@@ -18,7 +21,10 @@ from lightning_dp.accounting.loss import SampledGaussianLoss
 Phase = tuple[float, float, int]
 """Sampling rate, noise multiplier and number of updates."""
 
-_SMALLEST_SIGMA = 0.02  # below, the lattice takes over from the contour
+Bounds = Iterator[tuple[float, float]]
+
+_LEAST_SIGMA, _MOST_SIGMA = 0.02, 1e6  # below, the lattice takes over; above, less noise is assumed
+_LEAST_RATE, _MOST_RATE = 1e-12, 1 - 1e-9  # below, this rate is assumed; above, no sampling is assumed
 _ACCURATE = 3e-7  # relative error in epsilon that ends the search for a better bound
 
 
@@ -32,7 +38,7 @@ def epsilon(phases: tuple[Phase, ...], delta: float) -> float:
     if len(phases) == 1 and phases[0][2] == 1 and phases[0][0] < 1:
         return step_epsilon(*phases[0][:2], delta)
     ceiling = gaussian_epsilon(_mu(phases), delta)
-    if all(q == 1 for q, _, _ in phases):
+    if all(q > _MOST_RATE for q, _, _ in phases):
         return ceiling
     result = 0.0
     for removing in (True, False):
@@ -50,7 +56,7 @@ def delta(phases: tuple[Phase, ...], epsilon: float) -> float:
     if len(phases) == 1 and phases[0][2] == 1 and phases[0][0] < 1:
         return step_delta(*phases[0][:2], epsilon)
     ceiling = min(_distance_bound(phases), gaussian_delta(_mu(phases), epsilon))
-    if all(q == 1 for q, _, _ in phases):
+    if all(q > _MOST_RATE for q, _, _ in phases):
         return ceiling
     result = 0.0
     for removing in (True, False):
@@ -70,53 +76,84 @@ def _distance_bound(phases: tuple[Phase, ...]) -> float:
 
 
 def _composed(phases: tuple[Phase, ...], removing: bool) -> Composed:
-    steps = tuple((SampledGaussianLoss(q, sigma, removing), count) for q, sigma, count in phases if q < 1)
-    plain = tuple(phase for phase in phases if phase[0] == 1)
+    """One direction of the composition; rates and noise of absurd size are replaced by less private ones."""
+    steps = tuple(
+        (SampledGaussianLoss(max(q, _LEAST_RATE), min(sigma, _MOST_SIGMA), removing), count)
+        for q, sigma, count in phases
+        if q <= _MOST_RATE
+    )
+    plain = tuple(phase for phase in phases if phase[0] > _MOST_RATE)
     return Composed(steps, _mu(plain) ** 2 / 2 if plain else 0.0)
 
 
 def _direction_epsilon(composed: Composed, delta: float, known: float) -> float:
-    """Upper bound of one direction's epsilon, or any value up to ``known`` if it is not larger."""
-    best = composed.largest
-    if best <= known:
+    """Upper bound of one direction's epsilon, or ``known`` if that is larger."""
+    if composed.largest <= known:
         return known
-    if _smooth(composed):
-        finite = composed.without_tail(math.log(delta))
-        log_delta = math.log(delta - finite.infinite)
-        order = contour.order_for_delta(finite.cumulants, log_delta)
-        best = min(best, contour.chernoff_epsilon(finite.cumulants, order, log_delta))
-        if best <= known:
-            return known
-        value, error = contour.solve_epsilon(finite, order, log_delta)
-        best = min(best, value)
-        if error > _ACCURATE and composed.removes:
-            best = min(best, lattice.epsilon(composed, delta, lattice.FEW_POINTS))
-            value, error = contour.solve_rare_epsilon(finite, order, log_delta, best)
-            best = min(best, value)
-        if error <= _ACCURATE:
-            return best
-    return min(best, lattice.epsilon(composed, delta))
+    sources = (_contour_epsilons(composed, delta), _lattice_epsilons(composed, delta))
+    return max(known, _smallest(sources, composed.largest, known))
 
 
 def _direction_delta(composed: Composed, epsilon: float, known: float) -> float:
-    """Upper bound of one direction's delta, or any value up to ``known`` if it is not larger."""
+    """Upper bound of one direction's delta, or ``known`` if that is larger."""
     if epsilon >= composed.largest:
         return known
-    best = 1.0
-    if _smooth(composed):
-        finite, order, log_best = _chernoff_delta(composed, epsilon)
-        best = min(best, max(math.exp(min(log_best, 0.0)), math.ulp(0.0)) + finite.infinite)
-        if best <= known:
-            return known
-        value, error = contour.solve_delta(finite, order, epsilon, log_best)
-        best = min(best, value + finite.infinite)
-        if error > _ACCURATE and composed.removes:
-            best = min(best, lattice.delta(composed, epsilon, lattice.FEW_POINTS))
-            value, error = contour.solve_rare_delta(finite, order, epsilon, math.log(best))
-            best = min(best, value + finite.infinite)
-        if error <= _ACCURATE:
-            return best
-    return min(best, lattice.delta(composed, epsilon))
+    sources = (_contour_deltas(composed, epsilon), _lattice_deltas(composed, epsilon))
+    return max(known, _smallest(sources, 1.0, known))
+
+
+def _smallest(sources: Iterable[Bounds], best: float, known: float) -> float:
+    """Smallest of the bounds, taken until one is accurate or at most ``known``."""
+    for source in sources:
+        try:
+            with np.errstate(divide="raise", over="raise", invalid="raise"):
+                for bound, error in source:
+                    best = bound if bound < best else best
+                    if best <= known or error <= _ACCURATE:
+                        return best
+        except (ArithmeticError, ValueError):
+            continue  # a method that leaves the range of floats gives no bound, rather than a wrong one
+    return best
+
+
+def _contour_epsilons(composed: Composed, delta: float) -> Bounds:
+    """Bounds of epsilon with their relative errors, from cheap to expensive: Renyi, contour, contour of rare losses."""
+    if not _smooth(composed):
+        return
+    finite = composed.without_tail(math.log(delta))
+    log_delta = math.log(delta - finite.infinite)
+    order = contour.order_for_delta(finite.cumulants, log_delta)
+    ceiling = contour.chernoff_epsilon(finite.cumulants, order, log_delta)
+    yield ceiling, math.inf
+    yield contour.solve_epsilon(finite, order, log_delta)
+    if composed.removes:
+        rough = min(ceiling, lattice.epsilon(composed, delta, lattice.FEW_POINTS))
+        yield rough, math.inf
+        yield contour.solve_rare_epsilon(finite, order, log_delta, rough)
+
+
+def _contour_deltas(composed: Composed, epsilon: float) -> Bounds:
+    """The same for delta."""
+    if not _smooth(composed):
+        return
+    finite, order, log_best = _chernoff_delta(composed, epsilon)
+    ceiling = max(math.exp(min(log_best, 0.0)), math.ulp(0.0)) + finite.infinite
+    yield ceiling, math.inf
+    value, error = contour.solve_delta(finite, order, epsilon, log_best)
+    yield value + finite.infinite, error
+    if composed.removes:
+        rough = min(ceiling, lattice.delta(composed, epsilon, lattice.FEW_POINTS))
+        yield rough, math.inf
+        value, error = contour.solve_rare_delta(finite, order, epsilon, math.log(rough))
+        yield value + finite.infinite, error
+
+
+def _lattice_epsilons(composed: Composed, delta: float) -> Bounds:
+    yield lattice.epsilon(composed, delta), math.inf
+
+
+def _lattice_deltas(composed: Composed, epsilon: float) -> Bounds:
+    yield lattice.delta(composed, epsilon), math.inf
 
 
 def _chernoff_delta(composed: Composed, epsilon: float) -> tuple[Composed, float, float]:
@@ -134,4 +171,4 @@ def _chernoff_delta(composed: Composed, epsilon: float) -> tuple[Composed, float
 
 def _smooth(composed: Composed) -> bool:
     """Whether the noise of every step is large enough for trapezoid sums."""
-    return min(loss.sigma for loss, _ in composed.steps) >= _SMALLEST_SIGMA
+    return min(loss.sigma for loss, _ in composed.steps) >= _LEAST_SIGMA

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,6 +15,21 @@ from typing_extensions import override
 
 from lightning_dp import _compat, _validate
 from lightning_dp.errors import InvalidValueError, TrainerSettingsError
+
+_LIGHTNING_MESSAGES = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the hints that Lightning has given already for the private run."""
+    level = _LIGHTNING_MESSAGES.level
+    _LIGHTNING_MESSAGES.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _LIGHTNING_MESSAGES.setLevel(level)
 
 
 class NonPrivateBaseline(Callback):
@@ -67,7 +84,16 @@ class NonPrivateBaseline(Callback):
         if self._copy is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         rank_zero_info("Training the same model without privacy, for comparison only.")
-        plain = Trainer(
+        module, self._copy = self._copy, None
+        with _quietly():
+            plain = self._plain_trainer(trainer)
+            plain.fit(module, **_compat.data_of(trainer))
+        if trainer.datamodule is not None:  # type: ignore[attr-defined]
+            trainer.datamodule.trainer = trainer  # type: ignore[attr-defined]
+        self.result = self._read(plain.callback_metrics)
+
+    def _plain_trainer(self, trainer: Trainer) -> Trainer:
+        return Trainer(
             accelerator=trainer.accelerator,
             devices=1,
             precision=trainer.precision,
@@ -78,13 +104,6 @@ class NonPrivateBaseline(Callback):
             enable_progress_bar=False,
             num_sanity_val_steps=0,
         )
-        module, self._copy = self._copy, None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            plain.fit(module, **_compat.data_of(trainer))
-        if trainer.datamodule is not None:  # type: ignore[attr-defined]
-            trainer.datamodule.trainer = trainer  # type: ignore[attr-defined]
-        self.result = self._read(plain.callback_metrics)
 
     def _build(self, module: LightningModule) -> LightningModule:
         if not self.hparams:

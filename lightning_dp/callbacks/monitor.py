@@ -33,7 +33,7 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
     """
 
     def __init__(self, delta: float, *, statement: bool = True, metrics: Sequence[str] | None = None) -> None:
-        _compat.trap_other_package()
+        _compat.watch_for_other_package()
         self.delta = _validate.delta(delta)
         self.statement = statement
         self.metrics = None if metrics is None else tuple(metrics)
@@ -46,8 +46,7 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if type(trainer).__module__.startswith("pytorch_lightning"):
-            _compat.refuse_other_package()
+        _compat.check_package(trainer)
         # PRIVACY: with another strategy nothing is private, however many of these callbacks there are.
         if stage == "fit" and not hasattr(trainer.strategy, "prepare_run"):
             raise TrainerSettingsError(
@@ -67,6 +66,8 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if trainer.barebones:
+            return
         spent = _strategy(trainer).ledger.epsilon(self.delta)
         pl_module.log(EPSILON_KEY, spent, prog_bar=True, on_step=True, on_epoch=False, rank_zero_only=True)
 

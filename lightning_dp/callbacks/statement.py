@@ -12,11 +12,12 @@ from lightning_dp.callbacks.baseline import NonPrivateBaseline
 from lightning_dp.strategies import PrivateStrategy
 
 NOT_COVERED = (
-    "values logged from private records, such as train_loss and privacy-unaware training metrics",
-    "validation, test and prediction records, and choices made by looking at their metrics",
-    "hyperparameters chosen by earlier runs on these records",
-    "records that one person has several of: the unit is one record",
-    "floating-point effects, timing and memory side channels",
+    "what training_step logs (train_loss, training metrics): private records, no noise",
+    "validation records, and checkpoints or settings chosen by looking at them",
+    "ending early because of a result: quote the planned budget instead",
+    "earlier runs on these records whose checkpoints were not given",
+    "a person with several records: the unit is one record",
+    "floating point, timing and memory; whoever controls the machine",
 )
 
 

@@ -10,29 +10,25 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_dp import _compat, _validate
-from lightning_dp.accounting import Guarantee, Ledger, updates_left
+from lightning_dp.accounting import Guarantee, Ledger
 from lightning_dp.errors import (
-    BudgetExceededError,
     InvalidValueError,
     LedgerError,
     PrivacyViolationError,
     TrainerSettingsError,
-    UnsupportedDataError,
     UnsupportedModelError,
 )
-from lightning_dp.gradients import IndependenceProbe
-from lightning_dp.gradients.probe import NUM_RECORDS
 from lightning_dp.sampling import check_loader, insecure_key, secret_key
-from lightning_dp.strategies import settings
+from lightning_dp.strategies import budgeting, settings
 from lightning_dp.strategies.null_batch import unseen
-from lightning_dp.strategies.policy import Budget, PrivacyPolicy
+from lightning_dp.strategies.policy import Budget, PrivacyPolicy, find_policy
+from lightning_dp.strategies.probing import probe_module
 from lightning_dp.strategies.run import PrivateRun
 from lightning_dp.strategies.sampling_plan import plan_sampling
 
@@ -74,7 +70,7 @@ class PrivateMechanism(Strategy):
         insecure_seed: int | None = None,
     ) -> None:
         super().__init__()
-        _compat.trap_other_package()
+        _compat.watch_for_other_package(type(self))
         optional = (
             ("noise_multiplier", noise_multiplier, _validate.non_negative),
             ("sampling_rate", sampling_rate, _validate.probability),
@@ -130,20 +126,16 @@ class PrivateMechanism(Strategy):
         return self.run
 
     @property
-    def _module(self) -> LightningModule:
-        assert self.lightning_module is not None
-        return self.lightning_module
-
-    @property
-    def _trainer(self) -> Trainer:
-        return self._module.trainer
-
-    @property
     def budget(self) -> Budget | None:
         """What must not be overspent, if a callback said so."""
         return self._policy.budget
 
     # -- set-up ------------------------------------------------------------------------------------------------------
+
+    @override
+    def connect(self, model: LightningModule) -> None:
+        _compat.check_package(model, model.trainer, model.trainer.datamodule)  # type: ignore[attr-defined]
+        super().connect(model)
 
     @override
     def setup_environment(self) -> None:
@@ -152,9 +144,9 @@ class PrivateMechanism(Strategy):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         settings.check_trainer(trainer)
-        self._policy = self._find_policy(trainer)
+        self._policy = find_policy(trainer)
         if self.fixed_noise_multiplier is None:
-            if self._policy.budget is None:
+            if self.budget is None:
                 raise TrainerSettingsError(
                     "Private training has neither a noise multiplier nor a budget to find one for, and there is no"
                     " default noise. Add `callbacks=[lightning_dp.PrivacyBudget(epsilon=3, delta=1e-5)]`, or give"
@@ -163,7 +155,7 @@ class PrivateMechanism(Strategy):
             settings.check_endless(trainer)
         for path in self.previous_checkpoints:
             self._merge_ledger(self.checkpoint_io.load_checkpoint(path, weights_only=True), path)
-        self._check_budget_is_open()
+        budgeting.check_open(self.budget, self.ledger)
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -215,8 +207,8 @@ class PrivateMechanism(Strategy):
         run, trainer = self.active_run, self._trainer
         if run.is_started:
             return
-        self._check_batches(trainer, run)
-        remaining = self._updates_to_run(trainer)
+        settings.check_batches(trainer, run)
+        remaining = settings.updates_to_run(trainer)
         noise_multiplier = self.fixed_noise_multiplier
         if noise_multiplier is None:
             assert remaining is not None
@@ -225,9 +217,10 @@ class PrivateMechanism(Strategy):
             )
             assert noise_multiplier is not None
         if self._module.automatic_optimization:
-            self._probe(run)
-        run.start(noise_multiplier, None)
-        run.updates_allowed = self._limit_updates(trainer, run, remaining)
+            probe_module(self._module, run)
+        run.start(noise_multiplier)
+        if self.budget is not None:
+            run.updates_allowed = budgeting.limit_updates(trainer, run, self.budget, remaining)
         run.gradients.attach()
 
     # -- one update --------------------------------------------------------------------------------------------------
@@ -276,11 +269,6 @@ class PrivateMechanism(Strategy):
         # come after it, see the noisy gradient only.
         return super().optimizer_step(optimizer, release_after_closure, model, **kwargs)
 
-    def _sum_over_processes(self, total: Tensor) -> Tensor:
-        reduced = self.reduce(total, reduce_op="sum")
-        assert isinstance(reduced, Tensor)
-        return reduced
-
     # -- checkpoints and end -----------------------------------------------------------------------------------------
 
     @override
@@ -296,20 +284,8 @@ class PrivateMechanism(Strategy):
         if CHECKPOINT_KEY in checkpoint or (fitting and checkpoint.get("global_step", 0) > 0):
             self._merge_ledger(checkpoint, checkpoint_path)
         if fitting:
-            self._check_budget_is_open()
+            budgeting.check_open(self.budget, self.ledger)
         return checkpoint
-
-    def _merge_ledger(self, checkpoint: Mapping[str, Any], path: _PATH) -> None:
-        if CHECKPOINT_KEY in checkpoint:
-            self.ledger.merge(checkpoint[CHECKPOINT_KEY]["ledger"])
-        elif self.allow_missing_ledger:
-            self.ledger.stamp(f"continues `{path}`, which has no ledger: what it spent is unknown")
-        else:
-            raise LedgerError(
-                f"`{path}` holds {checkpoint.get('global_step', 0)} training steps but no ledger, so what they spent is"
-                " unknown: it was not trained privately, or not by this package. If these steps saw public data only,"
-                " give `PrivateStrategy(allow_missing_ledger=True)`, which is stamped on the guarantee."
-            )
 
     @override
     def teardown(self) -> None:
@@ -324,15 +300,14 @@ class PrivateMechanism(Strategy):
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _find_policy(self, trainer: Trainer) -> PrivacyPolicy:
-        policies = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyPolicy)]  # type: ignore[attr-defined]
-        if len(policies) > 1:
-            names = ", ".join(type(policy).__name__ for policy in policies)
-            raise TrainerSettingsError(
-                f"The Trainer has {len(policies)} callbacks that report on privacy ({names}). Keep one: `PrivacyBudget`"
-                " does all that `PrivacyMonitor` does."
-            )
-        return policies[0] if policies else PrivacyPolicy()
+    @property
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+    @property
+    def _trainer(self) -> Trainer:
+        return self._module.trainer
 
     def _new_key(self) -> bytes:
         self._runs += 1
@@ -341,69 +316,19 @@ class PrivateMechanism(Strategy):
             return insecure_key(self.insecure_seed, self._runs)
         return self.broadcast(secret_key())
 
-    def _check_budget_is_open(self) -> None:
-        budget = self._policy.budget
-        if budget is None:
-            return
-        spent = self.ledger.epsilon(budget.delta)
-        # PRIVACY: equality counts as spent; every further update costs something.
-        if spent >= budget.epsilon:
-            raise BudgetExceededError(
-                f"The budget of epsilon = {budget.epsilon:g} at delta = {budget.delta:g} is spent: the"
-                f" {self.ledger.num_updates} updates in the ledger cost {spent:.6g}. Raise `epsilon`, or stop here."
+    def _sum_over_processes(self, total: Tensor) -> Tensor:
+        reduced = self.reduce(total, reduce_op="sum")
+        assert isinstance(reduced, Tensor)
+        return reduced
+
+    def _merge_ledger(self, checkpoint: Mapping[str, Any], path: _PATH) -> None:
+        if CHECKPOINT_KEY in checkpoint:
+            self.ledger.merge(checkpoint[CHECKPOINT_KEY]["ledger"])
+        elif self.allow_missing_ledger:
+            self.ledger.stamp(f"continues `{path}`, which has no ledger: what it spent is unknown")
+        else:
+            raise LedgerError(
+                f"`{path}` holds {checkpoint.get('global_step', 0)} training steps but no ledger, so what they spent is"
+                " unknown: it was not trained privately, or not by this package. If these steps saw public data only,"
+                " give `PrivateStrategy(allow_missing_ledger=True)`, which is stamped on the guarantee."
             )
-
-    def _check_batches(self, trainer: Trainer, run: PrivateRun) -> None:
-        if not run.has_data or trainer.train_dataloader is not run.loader:
-            raise UnsupportedDataError(
-                "The training data comes from several loaders. Private training draws from one; join the data sets with"
-                " `torch.utils.data.ConcatDataset` (each record once)."
-            )
-        batches, chunks = trainer.num_training_batches, run.plan.num_chunks
-        if batches % chunks:
-            raise TrainerSettingsError(
-                f"`limit_train_batches={trainer.limit_train_batches}` leaves {batches} physical batches an epoch, which"
-                f" is no multiple of `accumulate_grad_batches={chunks}`: the last update would lack records that were"
-                f" drawn for it. Use a multiple of {chunks}."
-            )
-
-    def _updates_to_run(self, trainer: Trainer) -> int | None:
-        total = trainer.estimated_stepping_batches
-        return None if total in (-1, float("inf")) else max(0, int(total) - trainer.global_step)
-
-    def _limit_updates(self, trainer: Trainer, run: PrivateRun, remaining: int | None) -> int | None:
-        budget = self._policy.budget
-        if budget is None:
-            return None
-        allowed = updates_left(
-            run.mechanism, epsilon=budget.epsilon, delta=budget.delta, spent=self.ledger.composition(), limit=remaining
-        )
-        if allowed == 0:
-            raise BudgetExceededError(
-                f"Not one update with noise multiplier {run.noise_multiplier:g} and sampling rate"
-                f" {run.mechanism.sampling_rate:g} fits into epsilon = {budget.epsilon:g} at delta = {budget.delta:g}."
-                " Raise `epsilon` or the noise multiplier, or lower the batch size."
-            )
-        if remaining is None or allowed < remaining:
-            # `trainer.should_stop` is ignored before `min_epochs`; this is not.
-            trainer.fit_loop.epoch_loop.max_steps = trainer.global_step + allowed
-            rank_zero_info(f"The privacy budget allows {allowed} updates; training will stop after them.")
-        return allowed
-
-    def _probe(self, run: PrivateRun) -> None:
-        module = self._module
-        dataset = run.loader.chunks
-        records = [dataset.dataset[i] for i in range(min(run.plan.num_records, NUM_RECORDS))]
-        trainer = self._trainer
-
-        def loss(replica: LightningModule, batch_records: list[Any]) -> Tensor:
-            batch = _compat.transfer(module, dataset.collate_fn(batch_records))
-            with self.precision_plugin.train_step_context():
-                output = replica.training_step(*_compat.training_step_arguments(trainer, batch))
-            value = output["loss"] if isinstance(output, Mapping) else output
-            if not isinstance(value, Tensor):
-                raise UnsupportedModelError(f"`training_step` returned {type(value).__name__}; it must return a loss.")
-            return value
-
-        tolerance = 5e-2 if "bf16" in str(trainer.precision) else 1e-4
-        IndependenceProbe(module, loss=loss, tolerance=tolerance).run(records)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC
 from dataclasses import dataclass
 
+from lightning.pytorch import Trainer
+
 from lightning_dp import _validate
 from lightning_dp.accounting import Mechanism
+from lightning_dp.errors import TrainerSettingsError
 
 
 @dataclass(frozen=True)
@@ -42,3 +45,19 @@ class PrivacyPolicy(ABC):  # noqa: B024 - every answer has a default
     def noise_multiplier(self, *, sampling_rate: float, num_updates: int, spent: Mechanism) -> float | None:
         """The noise for ``num_updates`` further updates on top of ``spent``; ``None`` leaves it to the strategy."""
         return None
+
+
+def find_policy(trainer: Trainer) -> PrivacyPolicy:
+    """The callback that decides on privacy, or a policy that leaves everything to the strategy.
+
+    Raises:
+        TrainerSettingsError: There are several.
+    """
+    policies = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyPolicy)]  # type: ignore[attr-defined]
+    if len(policies) > 1:
+        names = ", ".join(type(policy).__name__ for policy in policies)
+        raise TrainerSettingsError(
+            f"The Trainer has {len(policies)} callbacks that report on privacy ({names}). Keep one: `PrivacyBudget`"
+            " does all that `PrivacyMonitor` does."
+        )
+    return policies[0] if policies else PrivacyPolicy()

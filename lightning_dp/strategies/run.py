@@ -29,6 +29,10 @@ class PrivateRun:
         max_grad_norm: Largest L2 norm of one record's gradient.
         key: The secret of this run, the same on all processes.
         ledger: Where releases are written down.
+
+    Attributes:
+        updates_run: Updates that this run has released.
+        updates_allowed: Most updates that it may release; ``None`` if nothing limits them.
     """
 
     def __init__(self, module: nn.Module, *, max_grad_norm: float, key: bytes, ledger: Ledger) -> None:
@@ -101,10 +105,9 @@ class PrivateRun:
         self._plan, self._sampler, self._loader = plan, sampler, PrivateDataLoader(loader, sampler)
         return self._loader
 
-    def start(self, noise_multiplier: float, updates_allowed: int | None) -> None:
-        """Fixes the noise of every update and how many may be released."""
+    def start(self, noise_multiplier: float) -> None:
+        """Fixes the noise of every update."""
         self._mechanism = PoissonSampled(Gaussian(noise_multiplier), self.plan.sampling_rate)
-        self.updates_allowed = updates_allowed
 
     def begin_chunk(self) -> ChunkInfo:
         """Opens the physical batch that the loader handed out last.

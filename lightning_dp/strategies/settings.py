@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationSch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 
-from lightning_dp.errors import TrainerSettingsError, UnsupportedModelError
+from lightning_dp.errors import TrainerSettingsError, UnsupportedDataError, UnsupportedModelError
+from lightning_dp.strategies.run import PrivateRun
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
@@ -121,6 +122,33 @@ def check_optimizers(optimizers: list[torch.optim.Optimizer], module: LightningM
             f" (shapes {shapes}); they would train on raw gradients. Register them: assign the module or"
             " `torch.nn.Parameter` to an attribute of the LightningModule."
         )
+
+
+def check_batches(trainer: Trainer, run: PrivateRun) -> None:
+    """Checks what Lightning made of the training data: one private loader, and whole updates only.
+
+    Raises:
+        UnsupportedDataError: There are several loaders.
+        TrainerSettingsError: ``limit_train_batches`` cuts through an update.
+    """
+    if not run.has_data or trainer.train_dataloader is not run.loader:
+        raise UnsupportedDataError(
+            "The training data comes from several loaders. Private training draws from one; join the data sets with"
+            " `torch.utils.data.ConcatDataset` (each record once)."
+        )
+    batches, chunks = trainer.num_training_batches, run.plan.num_chunks
+    if batches % chunks:
+        raise TrainerSettingsError(
+            f"`limit_train_batches={trainer.limit_train_batches}` leaves {batches} physical batches an epoch, which"
+            f" is no multiple of `accumulate_grad_batches={chunks}`: the last update would lack records that were"
+            f" drawn for it. Use a multiple of {chunks}."
+        )
+
+
+def updates_to_run(trainer: Trainer) -> int | None:
+    """Updates that the Trainer has still to run; ``None`` if it has no end."""
+    total = trainer.estimated_stepping_batches
+    return None if total in (-1, float("inf")) else max(0, int(total) - trainer.global_step)
 
 
 def is_fast_dev_run(trainer: Trainer) -> bool:
