@@ -65,14 +65,14 @@ def training_step_arguments(trainer: Trainer, batch: Any) -> tuple[Any, ...]:
     return tuple(trainer.fit_loop.epoch_loop._build_kwargs(OrderedDict(), batch, 0).values())
 
 
-def data_of(trainer: Trainer) -> dict[str, Any]:
-    """The data with which ``trainer.fit`` was called, as keyword arguments for another ``fit``."""
+def data_of(trainer: Trainer, *, fitting: bool = True) -> dict[str, Any]:
+    """The data with which ``trainer.fit`` was called, as keyword arguments for another ``fit`` or ``validate``."""
     if trainer.datamodule is not None:  # type: ignore[attr-defined]
         return {"datamodule": trainer.datamodule}  # type: ignore[attr-defined]
-    sources = {
-        "train_dataloaders": trainer.fit_loop._data_source,
-        "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop._data_source,
-    }
+    training, validation = trainer.fit_loop._data_source, trainer.fit_loop.epoch_loop.val_loop._data_source
+    sources = {"train_dataloaders": training, "val_dataloaders": validation}
+    if not fitting:
+        sources = {"dataloaders": validation}
     return {name: source.instance for name, source in sources.items() if not source.is_module()}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -64,11 +66,22 @@ def integer(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
-def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """One of a few strings."""
-    if value not in allowed:
-        raise InvalidValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
-    return str(value)
+def flag(name: str, value: Any) -> bool:
+    """True or False, and nothing that Python would take for one of them, such as the text ``"false"``."""
+    if not isinstance(value, bool):
+        raise InvalidValueError(f"`{name}` must be True or False, got {value!r} of type {type(value).__name__}.")
+    return value
+
+
+def strings(name: str, value: Any) -> tuple[str, ...]:
+    """A list of strings, and not one string, whose letters would be taken for its elements."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidValueError(f"`{name}` must be a list of strings, got {value!r}. Write [{value!r}].")
+    result = tuple(value)
+    for element in result:
+        if not isinstance(element, (str, os.PathLike)):
+            raise InvalidValueError(f"`{name}` must hold strings only, got {element!r} in it.")
+    return tuple(map(os.fspath, result))
 
 
 def delta_below_one_record(value: float, num_records: int) -> None:

@@ -82,7 +82,9 @@ class Recorder(pl.Callback):
         self.gradients: list[dict[str, Tensor]] = []
         self.updates_before: list[int] = []
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self.batches.append(batch[0].clone())
         self.labels.append(batch[1].clone())
         self.updates_before.append(trainer.global_step)

@@ -32,8 +32,9 @@ def updates_left(
     upper = _LIMIT if limit is None else _validate.integer("limit", limit, minimum=0)
 
     def fits(count: int) -> bool:
-        # Comparing delta is one evaluation of the profile; comparing epsilon would be a root search.
-        return (before + count * update).delta(epsilon) <= delta
+        # Both are upper bounds, so either may decide; comparing delta is cheaper, since it searches no root.
+        total = before + count * update
+        return total.delta(epsilon) <= delta or total.epsilon(delta) <= epsilon
 
     if not fits(0):
         return 0

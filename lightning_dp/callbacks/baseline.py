@@ -55,13 +55,14 @@ class NonPrivateBaseline(Callback):
         max_epochs: int | None = None,
         hparams: dict[str, Any] | None = None,
     ) -> None:
-        if isinstance(metrics, str) or not metrics:
-            raise InvalidValueError(f"`metrics` must be a list of names of logged metrics, got {metrics!r}.")
-        self.metrics = list(metrics)
+        self.metrics = _validate.strings("metrics", metrics)
+        if not self.metrics:
+            raise InvalidValueError("`metrics` is empty; name a logged validation metric, such as ['val_acc'].")
         self.max_epochs = None if max_epochs is None else _validate.integer("max_epochs", max_epochs, minimum=1)
         self.hparams = dict(hparams or {})
         self.result: dict[str, float] = {}
         self._copy: LightningModule | None = None
+        self._max_steps = -1
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -74,6 +75,7 @@ class NonPrivateBaseline(Callback):
                 f" It has {sorted(map(str, pl_module.hparams))}; call `self.save_hyperparameters()` in its constructor."
             )
         self.result = {}
+        self._max_steps = trainer.max_steps
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -88,6 +90,9 @@ class NonPrivateBaseline(Callback):
         with _quietly():
             plain = self._plain_trainer(trainer)
             plain.fit(module, **_compat.data_of(trainer))
+            if not set(self.metrics) <= set(plain.callback_metrics):
+                # It ended before the first validation.
+                plain.validate(module, verbose=False, **_compat.data_of(trainer, fitting=False))
         if trainer.datamodule is not None:  # type: ignore[attr-defined]
             trainer.datamodule.trainer = trainer  # type: ignore[attr-defined]
         self.result = self._read(plain.callback_metrics)
@@ -98,6 +103,7 @@ class NonPrivateBaseline(Callback):
             devices=1,
             precision=trainer.precision,
             max_epochs=self.max_epochs or trainer.max_epochs,
+            max_steps=self._max_steps,
             logger=False,
             enable_checkpointing=False,
             enable_model_summary=False,
@@ -118,6 +124,6 @@ class NonPrivateBaseline(Callback):
         missing = [name for name in self.metrics if name not in logged]
         if missing:
             raise TrainerSettingsError(
-                f"`NonPrivateBaseline(metrics={self.metrics})`: {missing} was not logged; there are {sorted(logged)}."
+                f"`NonPrivateBaseline(metrics=...)` names {missing}, which was not logged; there are {sorted(logged)}."
             )
         return {name: float(logged[name]) for name in self.metrics}

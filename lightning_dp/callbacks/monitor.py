@@ -35,8 +35,8 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
     def __init__(self, delta: float, *, statement: bool = True, metrics: Sequence[str] | None = None) -> None:
         _compat.watch_for_other_package()
         self.delta = _validate.delta(delta)
-        self.statement = statement
-        self.metrics = None if metrics is None else tuple(metrics)
+        self.statement = _validate.flag("statement", statement)
+        self.metrics = None if metrics is None else _validate.strings("metrics", metrics)
         self._started = False
 
     @property

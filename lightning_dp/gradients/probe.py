@@ -8,6 +8,7 @@ Only pass or fail leaves it.
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -35,6 +36,7 @@ class IndependenceProbe:
         module: The user's module, on its device, without hooks. It is copied and not changed.
         loss: Runs ``training_step`` of a module on a batch of records and returns its loss.
         tolerance: Largest accepted relative difference between two rows that should be equal.
+        usual_size: Number of records in a batch of the user's own loader.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class IndependenceProbe:
         *,
         loss: Callable[[LightningModule, list[Any]], Tensor],
         tolerance: float,
+        usual_size: int,
     ) -> None:
         self._replica = _silent_replica(module)
         self._gradients = RecordGradients(self._replica)
-        self._loss, self._tolerance = loss, tolerance
+        self._loss, self._tolerance, self._usual_size = loss, tolerance, usual_size
 
     def run(self, records: Sequence[Any]) -> None:
         """Runs every check that the number of ``records`` allows; ``NUM_RECORDS`` are enough for all.
@@ -84,11 +87,21 @@ class IndependenceProbe:
             except UnsupportedModelError:
                 raise
             except Exception as error:
+                if not self._runs_on_a_usual_batch(records):
+                    raise  # the user's own mistake, which has nothing to do with privacy
                 raise UnsupportedModelError(
                     f"`training_step` fails on a batch of {len(records)} records, in {innermost.describe()}:"
                     f" {type(error).__name__}: {error} Under private training the number of records varies from batch"
                     " to batch, so no part of the model may fix it; read it from the batch instead."
                 ) from error
+
+    def _runs_on_a_usual_batch(self, records: Sequence[Any]) -> bool:
+        batch = list(itertools.islice(itertools.cycle(records), self._usual_size))
+        try:
+            self._loss(self._replica, batch)
+        except Exception:
+            return False
+        return True
 
     def _check_state(self, records: Sequence[Any]) -> None:
         before = {name: value.clone() for name, value in self._replica.state_dict().items()}

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
@@ -140,7 +143,7 @@ def check_loader(loader: object) -> DataLoader[Any]:
 
 def _check_sampler(loader: DataLoader[Any]) -> None:
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        name = "None" if loader.batch_size is None else type(loader.batch_sampler).__qualname__
+        name = "none" if loader.batch_sampler is None else f"`{type(loader.batch_sampler).__qualname__}`"
         raise UnsupportedDataError(
             f"The training loader forms its own batches (batch sampler: {name}), which cannot be accounted as Poisson"
             " sampling. Give `DataLoader(dataset, batch_size=...)` without `batch_sampler`."
@@ -158,12 +161,25 @@ def _check_sampler(loader: DataLoader[Any]) -> None:
 
 
 def _check_repeats(dataset: Any) -> None:
-    """Refuses a subset that lists a record twice: its share of an update would not be bounded by one clip norm."""
-    while isinstance(dataset, Subset):
-        indices = list(dataset.indices)
-        if len(set(indices)) != len(indices):
-            raise UnsupportedDataError(
-                f"The training `Subset` lists {len(indices) - len(set(indices))} of its records more than once, so one"
-                " record could enter an update several times. Remove the repeats from `Subset.indices`."
-            )
-        dataset = dataset.dataset
+    """Refuses a data set that holds a record twice: its share of an update would not be bounded by one clip norm."""
+    if not isinstance(dataset, (Subset, ConcatDataset)):
+        return
+    for part in dataset.datasets if isinstance(dataset, ConcatDataset) else ():
+        _check_repeats(part)
+    origins = _origins(dataset)
+    repeats = len(origins) - len(np.unique(origins, axis=0))
+    if repeats:
+        raise UnsupportedDataError(
+            f"The training `{type(dataset).__name__}` lists {repeats} of its records more than once, so one record"
+            " could enter an update several times. Remove the repeats, and join each data set once."
+        )
+
+
+def _origins(dataset: Any) -> npt.NDArray[np.int64]:
+    """Where each record comes from through any nesting: the data set that holds it and its position, ``(N, 2)``."""
+    if isinstance(dataset, Subset):
+        # Negative positions count from the end, as they do for the data set itself.
+        return _origins(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([_origins(part) for part in dataset.datasets])
+    return np.stack([np.full(len(dataset), id(dataset), dtype=np.int64), np.arange(len(dataset))], axis=1)

@@ -83,8 +83,8 @@ class PrivateMechanism(Strategy):
         self.sampling_rate = sampling_rate
         self.delta = None if delta is None else _validate.delta(delta)
         self.public_size = None if public_size is None else _validate.integer("public_size", public_size, minimum=1)
-        self.previous_checkpoints = tuple(previous_checkpoints)
-        self.allow_missing_ledger = allow_missing_ledger
+        self.previous_checkpoints = _validate.strings("previous_checkpoints", previous_checkpoints)
+        self.allow_missing_ledger = _validate.flag("allow_missing_ledger", allow_missing_ledger)
         self.insecure_seed = (
             None if insecure_seed is None else _validate.integer("insecure_seed", insecure_seed, minimum=0)
         )
@@ -171,6 +171,11 @@ class PrivateMechanism(Strategy):
         # the loader.
         self.run = PrivateRun(self._module, max_grad_norm=self.max_grad_norm, key=self._new_key(), ledger=self.ledger)
         super().setup(trainer)
+
+    @override
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        with settings.one_optimizer():
+            super().setup_optimizers(trainer)
         settings.check_optimizers(self.optimizers, self._module)
 
     @override

@@ -40,4 +40,5 @@ def probe_module(module: LightningModule, run: PrivateRun) -> None:
         return value
 
     tolerance = _BFLOAT_TOLERANCE if "bf16" in str(trainer.precision) else _TOLERANCE
-    IndependenceProbe(module, loss=loss, tolerance=tolerance).run(records)
+    usual_size = max(1, round(run.plan.expected_batch_size / run.plan.num_chunks / run.plan.world_size))
+    IndependenceProbe(module, loss=loss, tolerance=tolerance, usual_size=usual_size).run(records)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -95,6 +97,23 @@ def check_module(module: LightningModule) -> None:
             )
 
 
+_SEVERAL_OPTIMIZERS = (
+    "`configure_optimizers` returns {count} optimizers. Each of them would release the same batch once more than is"
+    " accounted. Return one optimizer; it may have several parameter groups."
+)
+
+
+@contextmanager
+def one_optimizer() -> Iterator[None]:
+    """Replaces Lightning's own error about several optimizers, which recommends what is refused here as well."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "multiple optimizers" not in str(error):
+            raise
+        raise TrainerSettingsError(_SEVERAL_OPTIMIZERS.format(count="several")) from None
+
+
 def check_optimizers(optimizers: list[torch.optim.Optimizer], module: LightningModule) -> None:
     """Refuses several optimizers, optimizers that repeat the closure, and parameters outside the module.
 
@@ -103,11 +122,13 @@ def check_optimizers(optimizers: list[torch.optim.Optimizer], module: LightningM
         UnsupportedModelError: An optimizer holds parameters that are not the module's.
     """
     if len(optimizers) != 1:
-        raise TrainerSettingsError(
-            f"`configure_optimizers` returns {len(optimizers)} optimizers. Each of them would release the same batch"
-            " once more than is accounted. Return one optimizer; it may have several parameter groups."
-        )
+        raise TrainerSettingsError(_SEVERAL_OPTIMIZERS.format(count=len(optimizers)))
     optimizer = optimizers[0]
+    if not optimizer.param_groups:
+        raise TrainerSettingsError(
+            "`configure_optimizers` returns no optimizer, so every update would spend privacy and change nothing."
+            " Return one."
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TrainerSettingsError(
             "`LBFGS` evaluates the loss several times for one update, and each time is a release. Use an optimizer"

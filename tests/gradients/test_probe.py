@@ -194,3 +194,13 @@ def test_a_module_that_cannot_be_copied_is_refused_with_the_reason(make_private_
     module.history = torch.ones(1, requires_grad=True) * 2  # type: ignore[assignment]
     with pytest.raises(errors.UnsupportedModelError, match="cannot be copied"):
         make_private_trainer().fit(module, make_loader())
+
+
+def test_an_ordinary_mistake_in_the_module_stays_what_it_is(make_private_trainer: TrainerFactory) -> None:
+    """It fails on every batch, so it is not blamed on private training."""
+
+    def mistaken(module: Any, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(module.missing(x), y)
+
+    with pytest.raises(AttributeError, match="missing"):
+        make_private_trainer().fit(Custom(mistaken), make_loader())
