@@ -77,7 +77,8 @@ def private_attributes(path: Path) -> list[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in own:
             found.append(ast.unparse(node))
-    return found
+    foreign = [name for name in imports_of(path) if not name.startswith("lightning_dp")]
+    return found + [name for name in foreign if re.match(r"_[a-zA-Z]", name.rpartition(".")[2])]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -277,13 +277,15 @@ class PrivateMechanism(Strategy):
     # -- checkpoints and end -----------------------------------------------------------------------------------------
 
     @override
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
         # PRIVACY: here and not in a callback's state, which files with `save_weights_only=True` leave out.
         checkpoint[CHECKPOINT_KEY] = {"ledger": self.ledger.state_dict()}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
-    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         fitting = self._trainer.state.fn == TrainerFn.FITTING
         if CHECKPOINT_KEY in checkpoint or (fitting and checkpoint.get("global_step", 0) > 0):
@@ -326,7 +328,7 @@ class PrivateMechanism(Strategy):
         assert isinstance(reduced, Tensor)
         return reduced
 
-    def _merge_ledger(self, checkpoint: Mapping[str, Any], path: _PATH) -> None:
+    def _merge_ledger(self, checkpoint: Mapping[str, Any], path: str | Path) -> None:
         if CHECKPOINT_KEY in checkpoint:
             self.ledger.merge(checkpoint[CHECKPOINT_KEY]["ledger"])
         elif self.allow_missing_ledger:
