@@ -3,9 +3,10 @@
 Run: ``make bench``, or ``PYTHONPATH=. .venv/bin/python benchmarks/step_overhead.py --help``.
 
 The same model, data and batch size are trained by a plain Trainer, by ``strategy="private"``, and by the same with a
-``PrivacyMonitor``, which computes epsilon after every update. Variants take turns in every round, so that a machine
-that slows down slows all of them. A figure is the median over rounds of the median time from one batch to the next;
-set-up is not counted. Plain batches have a fixed size, private ones vary around it.
+``PrivacyMonitor``, which computes epsilon after every update. Variants take turns in every round. A round's figure is
+the median time from one batch to the next, without set-up; ratios are formed inside a round, and the table shows the
+medians over rounds. A wide range of ratios means that the machine was busy: measure again. Plain batches have a fixed
+size, private ones vary around it.
 """
 
 from __future__ import annotations
@@ -83,26 +84,35 @@ def seconds_per_update(model: str, variant: str, updates: int) -> float:
     return timer.seconds
 
 
+def measure(model: str, *, rounds: int, updates: int) -> dict[str, list[float]]:
+    """Seconds an update, by variant, one figure a round."""
+    taken: dict[str, list[float]] = {variant: [] for variant in variants()}
+    for _ in range(rounds):
+        for variant, seconds in taken.items():
+            seconds.append(seconds_per_update(model, variant, updates))
+    return taken
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each variant takes its turn")
-    parser.add_argument("--updates", type=int, default=40, help="updates of each turn")
+    parser.add_argument("--rounds", type=int, default=7, help="how often each variant takes its turn")
+    parser.add_argument("--updates", type=int, default=25, help="updates of each turn")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch")
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+    torch.set_num_threads(options.threads)
 
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.rounds} rounds of {options.updates}")
-    print(f"{'model':<22}{'variant':<26}{'ms an update':>14}{'ratio':>8}")
+    print(f"torch {torch.__version__}, {options.threads} threads, {options.rounds} rounds of {options.updates} updates")
+    print(f"{'model':<22}{'variant':<26}{'ms an update':>14}{'ratio':>8}{'range of ratios':>20}")
     for model in MODELS:
-        taken: dict[str, list[float]] = {variant: [] for variant in variants()}
-        for _ in range(options.rounds):
-            for variant in taken:
-                taken[variant].append(seconds_per_update(model, variant, options.updates))
-        reference = statistics.median(taken["plain"])
+        taken = measure(model, rounds=options.rounds, updates=options.updates)
         for variant, seconds in taken.items():
-            median = statistics.median(seconds)
-            print(f"{model:<22}{variant:<26}{1000 * median:>14.2f}{median / reference:>8.2f}")
+            ratios = [mine / plain for mine, plain in zip(seconds, taken["plain"], strict=True)]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            milliseconds = 1000 * statistics.median(seconds)
+            print(f"{model:<22}{variant:<26}{milliseconds:>14.2f}{statistics.median(ratios):>8.2f}{spread:>20}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from lightning.pytorch import LightningModule, Trainer
+
 from lightning_dp import _validate
 from lightning_dp._version import __version__
 from lightning_dp.accounting import Gaussian, PoissonSampled
@@ -95,7 +97,14 @@ def _calculate(command: str, arguments: list[str]) -> None:
 def _lightning(arguments: list[str] | None) -> None:
     if importlib.util.find_spec("jsonargparse") is None:
         raise SystemExit("`lightning-dp fit` needs jsonargparse. Install it with: pip install 'lightning-dp[cli]'")
-    from lightning.pytorch.cli import LightningCLI
+    from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
+
+    class SaveConfigBesideLogs(SaveConfigCallback):
+        """Leaves the folder in which the command runs alone when there is no logger to give a folder."""
+
+        def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+            if trainer.loggers:
+                super().setup(trainer, pl_module, stage)
 
     # A recipe names its classes by their path from the folder in which the command runs, as `python -m` would find it.
     if os.getcwd() not in sys.path:
@@ -104,7 +113,7 @@ def _lightning(arguments: list[str] | None) -> None:
         LightningCLI(
             args=arguments,
             seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=SaveConfigBesideLogs,
             parser_kwargs={"prog": "lightning-dp"},
         )
     except PrivacyError as error:

@@ -1,6 +1,5 @@
 """What releases cost: mechanisms, their composition and exact privacy profile, calibration, and the ledger."""
 
-from lightning_dp.accounting.remaining import updates_left
 from lightning_dp.accounting.calibrate import calibrate_noise_multiplier
 from lightning_dp.accounting.guarantee import Guarantee
 from lightning_dp.accounting.ledger import Ledger, LedgerEntry
@@ -11,6 +10,7 @@ from lightning_dp.accounting.mechanisms import (
     PoissonSampled,
     mechanism_from_dict,
 )
+from lightning_dp.accounting.remaining import updates_left
 
 __all__ = [
     "Composition",

@@ -48,7 +48,7 @@ def calibrate_noise_multiplier(
     Example:
         >>> sigma = calibrate_noise_multiplier(epsilon=3.0, delta=1e-5, sampling_rate=0.01, num_updates=1000)
         >>> round(sigma, 4)
-        0.7883
+        0.8136
     """
     target = _validate.positive("epsilon", epsilon)
     delta = _validate.delta(delta)

@@ -10,7 +10,10 @@ from typing_extensions import override
 from lightning_dp import _validate
 from lightning_dp.accounting import Mechanism, calibrate_noise_multiplier
 from lightning_dp.callbacks.monitor import PrivacyMonitor
+from lightning_dp.errors import BudgetExceededError
 from lightning_dp.strategies import Budget
+
+_LEAST_SHARE = 1e-3  # of the budget, below which training on is refused
 
 
 class PrivacyBudget(PrivacyMonitor):
@@ -49,6 +52,13 @@ class PrivacyBudget(PrivacyMonitor):
 
     @override
     def noise_multiplier(self, *, sampling_rate: float, num_updates: int, spent: Mechanism) -> float:
+        already = spent.epsilon(self.delta)
+        if already > self.epsilon * (1 - _LEAST_SHARE):
+            raise BudgetExceededError(
+                f"The budget of epsilon = {self.epsilon:g} at delta = {self.delta:g} is spent but for a trace: what the"
+                f" ledger holds costs {already:.6g}. Noise that fits {num_updates} more updates into the rest would"
+                " leave nothing of the model. Raise `epsilon`, or stop here."
+            )
         return calibrate_noise_multiplier(
             epsilon=self.epsilon,
             delta=self.delta,

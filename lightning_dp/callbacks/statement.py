@@ -19,6 +19,7 @@ NOT_COVERED = (
     "a person with several records: the unit is one record",
     "floating point, timing and memory; whoever controls the machine",
 )
+BASELINE_NOT_COVERED = "the comparison: its model was trained without privacy"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def closing_statement(
         *_metrics(trainer, metrics),
     ]
     title = "Private training ended" if exception is None else f"Private training ended by {type(exception).__name__}"
-    return Statement(title, tuple(facts), NOT_COVERED)
+    compared = any(isinstance(callback, NonPrivateBaseline) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    return Statement(title, tuple(facts), (*NOT_COVERED, BASELINE_NOT_COVERED) if compared else NOT_COVERED)
 
 
 def show(statement: Statement) -> None:

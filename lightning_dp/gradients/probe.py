@@ -25,7 +25,7 @@ from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.clipping import record_norms
 from lightning_dp.gradients.hooks import RecordGradients
 
-NUM_RECORDS = 10
+NUM_RECORDS = 16
 _TRIES = 6
 
 
@@ -144,11 +144,19 @@ class IndependenceProbe:
             self._compare(few, many, slice(0, 2), "the number of records in its batch")
 
     def _check_others(self, records: Sequence[Any]) -> None:
-        half = len(records) // 4
-        kept, others = list(records[:half]), list(records[half:])
+        """Keeps the records of middling gradient and replaces the others, from the smallest gradients to the largest.
+
+        Losses that pick records (the hardest ones, say) are sure to pick differently then.
+        """
+        norms = record_norms(list(self._rows(records).values()))
+        ranked = [records[int(i)] for i in norms.argsort()]
+        half = len(ranked) // 4
+        start = (len(ranked) - half) // 2
+        kept, others = ranked[start : start + half], ranked[:start] + ranked[start + half :]
         reference = self._rows(kept + others[:half])
-        for attempt in range(1, min(_TRIES, len(others) - half) + 1):
-            rows = self._rows(kept + others[attempt : attempt + half])
+        last = len(others) - half
+        for first in sorted({round(last * attempt / _TRIES) for attempt in range(1, _TRIES + 1)}):
+            rows = self._rows(kept + others[first : first + half])
             self._compare(reference, rows, slice(0, half), "the other records of its batch")
 
     def _deterministic(self, records: Sequence[Any]) -> bool:

@@ -88,6 +88,20 @@ def test_noise_for_the_rest_of_a_resumed_run_takes_account_of_what_was_spent(
     assert max(multipliers) == pytest.approx(min(multipliers), rel=1e-3)
 
 
+def test_a_trace_of_a_budget_is_not_spent_on_noise_that_ruins_the_model(
+    make_trainer: TrainerFactory, tmp_path: Path
+) -> None:
+    trainer = make_trainer(strategy="private", callbacks=[lightning_dp.PrivacyBudget(epsilon=3, delta=1e-5)])
+    trainer.fit(Lit(), make_loader())
+    trainer.save_checkpoint(tmp_path / "done.ckpt")
+    longer = make_trainer(
+        strategy="private", callbacks=[lightning_dp.PrivacyBudget(epsilon=3, delta=1e-5)], max_epochs=4
+    )
+    with pytest.raises(errors.BudgetExceededError, match="but for a trace"):
+        longer.fit(Lit(), make_loader(), ckpt_path=str(tmp_path / "done.ckpt"))
+    assert longer.strategy.ledger.num_updates == 8
+
+
 class _StopAfter(pl.Callback):
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
