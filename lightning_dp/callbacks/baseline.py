@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from lightning_dp import _compat, _validate
+from lightning_dp.callbacks.console import say
 from lightning_dp.errors import InvalidValueError, TrainerSettingsError
 
 _LIGHTNING_MESSAGES = logging.getLogger("lightning.pytorch.utilities.rank_zero")
@@ -85,7 +85,8 @@ class NonPrivateBaseline(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._copy is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        rank_zero_info("Training the same model without privacy, for comparison only.")
+        if trainer.is_global_zero:
+            say("Training the same model without privacy, for comparison only.")
         module, self._copy = self._copy, None
         with _quietly():
             plain = self._plain_trainer(trainer)

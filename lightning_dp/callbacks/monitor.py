@@ -10,7 +10,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lightning_dp import _compat, _validate
-from lightning_dp.callbacks.statement import Statement, closing_statement, opening_statement, show
+from lightning_dp.callbacks.console import Statement, show
+from lightning_dp.callbacks.statement import closing_statement, opening_statement
 from lightning_dp.errors import TrainerSettingsError
 from lightning_dp.strategies import PrivacyPolicy, PrivateStrategy
 

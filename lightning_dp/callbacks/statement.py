@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from lightning.pytorch import Trainer
 
 from lightning_dp.callbacks.baseline import NonPrivateBaseline
+from lightning_dp.callbacks.console import Statement
 from lightning_dp.strategies import PrivateStrategy
 
 NOT_COVERED = (
@@ -20,28 +19,6 @@ NOT_COVERED = (
     "floating point, timing and memory; whoever controls the machine",
 )
 BASELINE_NOT_COVERED = "the comparison: its model was trained without privacy"
-
-
-@dataclass(frozen=True)
-class Statement:
-    """Labelled facts, and what they do not say.
-
-    Attributes:
-        title: One line.
-        facts: Pairs of a label and a value.
-        not_covered: One line each.
-    """
-
-    title: str
-    facts: tuple[tuple[str, str], ...]
-    not_covered: tuple[str, ...] = field(default=())
-
-    def __str__(self) -> str:
-        width = max(len(label) for label, _ in self.facts)
-        lines = [self.title, *(f"  {label:<{width}}  {value}" for label, value in self.facts)]
-        if self.not_covered:
-            lines += ["  Not covered:", *(f"    - {line}" for line in self.not_covered)]
-        return "\n".join(lines)
 
 
 def opening_statement(strategy: PrivateStrategy) -> Statement:
@@ -76,24 +53,6 @@ def closing_statement(
     title = "Private training ended" if exception is None else f"Private training ended by {type(exception).__name__}"
     compared = any(isinstance(callback, NonPrivateBaseline) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     return Statement(title, tuple(facts), (*NOT_COVERED, BASELINE_NOT_COVERED) if compared else NOT_COVERED)
-
-
-def show(statement: Statement) -> None:
-    """Prints a statement: a table where Rich is installed, plain text elsewhere."""
-    if importlib.util.find_spec("rich") is None:
-        print(f"\n{statement}\n")
-        return
-    from rich import get_console
-    from rich.panel import Panel
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    for label, value in statement.facts:
-        table.add_row(f"[bold]{label}[/bold]", value)
-    for number, line in enumerate(statement.not_covered):
-        table.add_row("[bold]not covered[/bold]" if number == 0 else "", line)
-    # The console of Lightning's progress bar, so that the bar is not torn.
-    get_console().print(Panel(table, title=statement.title, expand=False))
 
 
 def _declared(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 import lightning_dp
-from lightning_dp.callbacks.statement import closing_statement, show
+from lightning_dp.callbacks.console import show
+from lightning_dp.callbacks.statement import closing_statement
 
 
 class Validated(Lit):
