@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ _BELOW = 0.7  # position of the line relative to the best Renyi order
 _GUESS_MARGIN = 5.0  # a Chernoff bound overstates log delta by about this much
 _REFINEMENTS = 5  # halvings of the distance of the nodes in x
 _GROWTH, _EDGES = 1.25, 60
+_GRID, _STRIDE = 0.05, 16  # steps in the logarithm of c, and the first stride in them
+_SPACING_GRID = 0.1  # steps in the logarithm of the spacing
+_CACHED_NODES = 4096  # most nodes of a line that is kept
 _SHIFT_RATIO = 3.5
 
 
@@ -85,6 +89,7 @@ class Composed:
     def without_tail(self, log_delta: float) -> Composed:
         """The same with the largest losses counted as infinite, at most ``1e-10`` of delta."""
         log_share = log_delta + math.log(1e-10) - math.log(sum(count for _, count in self.steps) + 1)
+        log_share = float(math.floor(log_share))  # in steps, so that neighbouring questions share what is cached
         return Composed(tuple((loss.without_tail(log_share), count) for loss, count in self.steps), self.rho)
 
     def cumulants(self, c: float) -> tuple[float, float, float]:
@@ -125,22 +130,26 @@ def order_for_epsilon(cumulants: Cumulants, epsilon: float) -> float:
 
 
 def _increasing_root(slope: Callable[[float], float], cumulants: Cumulants) -> float:
-    """Root on a logarithmic scale, bracketed from the scale of the loss; the end of the range when there is none."""
+    """Root on a fixed geometric grid, bracketed from the scale of the loss; the end of the range when there is none.
 
-    def objective(log_c: float) -> float:
-        value = slope(math.exp(log_c))
-        return min(value, 1e300) if not math.isnan(value) else 1e300
+    The grid makes neighbouring questions (one update more, say) look at the same points, which are cached.
+    """
 
-    low = high = -math.log(math.sqrt(cumulants(0.0)[2]) + 1e-12)
-    stride = 0.7
-    value = objective(low)
-    sign = 1.0 if value < 0 else -1.0
-    while value * sign < 0:
-        low, high, stride = high, high + sign * stride, stride * 1.5
-        if abs(high) > 50:
-            return math.exp(low)
-        value = objective(high)
-    return math.exp(float(brentq(objective, low, high, xtol=0.03, rtol=1e-3, maxiter=50)))
+    def is_below(step: int) -> bool:
+        return slope(math.exp(_GRID * step)) < 0
+
+    scale = -math.log(math.sqrt(cumulants(0.0)[2]) + 1e-12)
+    step = other = _STRIDE * round(scale / (_GRID * _STRIDE))
+    stride = _STRIDE if is_below(step) else -_STRIDE
+    while is_below(other) == (stride > 0):
+        step, other, stride = other, other + stride, 2 * stride
+        if abs(other) * _GRID > 50:
+            return math.exp(_GRID * step)
+    low, high = sorted((step, other))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return math.exp(_GRID * low)
 
 
 @dataclass(frozen=True)
@@ -273,20 +282,16 @@ def contour(
         The line, or None if it would take too many nodes.
     """
     spacing = 2 * math.pi / period(composed.cumulants, c, epsilon, log_delta + _TOLERANCE)
+    spacing = math.exp(_SPACING_GRID * math.floor(math.log(spacing) / _SPACING_GRID))
     log_scale = composed.cumulants(c)[0]
     target = math.exp(min(log_delta + _TOLERANCE - (log_scale - c * epsilon), 0.0))
-    means = [loss.cumulants(c)[1] for loss, _ in composed.steps]
-    count, tail, shifts = _cutoff(composed, c, means, spacing, target)
+    count, tail, shifts = _cutoff(composed, c, spacing, target)
     line: Contour | None = None
-    t = np.asarray(spacing * np.arange(count), dtype=np.float64)
     for refinement in range(1 if composed.is_split else 0, _REFINEMENTS):
-        tilts = [
-            (loss.tilted(c, refinement, shift, mean), n)
-            for (loss, n), shift, mean in zip(composed.steps, shifts, means, strict=True)
-        ]
-        if count * sum(len(tilt.weights) for tilt, _ in tilts) > elements:
+        tilts = [loss.tilted(c, refinement, shift) for (loss, _), shift in zip(composed.steps, shifts, strict=True)]
+        if count * sum(len(tilt.weights) for tilt in tilts) > elements:
             break
-        finer = _line(composed, tilts, c, t, log_scale, tail)
+        finer = _line(composed, tilts, c, Nodes(spacing, count), log_scale, tail)
         if line is not None and finer.quadrature > line.quadrature / 8:  # only rounding is left
             return min(line, finer, key=lambda candidate: candidate.excess)
         line = finer
@@ -313,22 +318,38 @@ def period(
     return max(above, below)
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """Equidistant nodes from 0; a key of the cache where an array could be none."""
+
+    spacing: float
+    count: int
+
+    @property
+    def t(self) -> Floats:
+        """The nodes, ``(count,)``."""
+        return np.asarray(self.spacing * np.arange(self.count), dtype=np.float64)
+
+
 def _line(
     composed: Composed,
-    tilts: Sequence[tuple[TiltedLoss, int]],
+    tilts: Sequence[TiltedLoss],
     c: float,
-    t: Floats,
+    nodes: Nodes,
     log_scale: float,
     tail: float,
 ) -> Contour:
-    """The contour with nodes ``t``."""
+    """The contour with the given nodes."""
+    t = nodes.t
     z = c + 1j * t
-    kernel = (t[1] - t[0]) / math.pi / (z * (z + 1))
+    kernel = nodes.spacing / math.pi / (z * (z + 1))
     kernel[0] /= 2
-    (fine, hits), (coarse, coarse_hits) = _log_characteristics(composed, tilts, t)
+    counts = [count for _, count in composed.steps]
+    (fine, hits), (coarse, coarse_hits) = _log_characteristics(composed.rho, tilts, counts, nodes)
     terms, rough = np.exp(fine) * kernel, np.exp(coarse) * kernel
     mean = composed.cumulants(c)[1]
-    relative = 1e-14 + sum(n * tilt.rounding for tilt, n in tilts) * (np.abs(z) + 1) + 4e-16 * abs(mean) * t
+    per_unit = sum(n * tilt.rounding for tilt, n in zip(tilts, counts, strict=True))
+    relative = 1e-14 + per_unit * (np.abs(z) + 1) + 4e-16 * abs(mean) * t
     rounding = float(np.abs(terms) @ relative)
     if composed.is_split:
         terms, rough = -terms * np.expm1(hits), -rough * np.expm1(coarse_hits)
@@ -337,37 +358,37 @@ def _line(
 
 
 def _log_characteristics(
-    composed: Composed, tilts: Sequence[tuple[TiltedLoss, int]], t: Floats
+    rho: float, tilts: Sequence[TiltedLoss], counts: Sequence[int], nodes: Nodes
 ) -> NDArray[np.complex128]:
     """``K(c + it) - K(c) - i t K'(c)`` and the logarithm of the share without hits, as in :class:`TiltedLoss`."""
-    result = np.zeros((2, 2, len(t)), dtype=np.complex128)
-    result[:, 0] = -composed.rho * t**2
-    for tilt, count in tilts:
-        rows = max(1, _CHUNK // len(tilt.weights))
-        for start in range(0, len(t), rows):
-            part = slice(start, start + rows)
-            result[:, :, part] += count * tilt.log_characteristic(t[part])
+    result = np.zeros((2, 2, nodes.count), dtype=np.complex128)
+    result[:, 0] = -rho * nodes.t**2
+    one_step = _log_characteristic if nodes.count <= _CACHED_NODES else _log_characteristic.__wrapped__
+    for tilt, count in zip(tilts, counts, strict=True):
+        result += count * one_step(tilt, nodes)
     return result
 
 
-def _cutoff(
-    composed: Composed, c: float, means: Sequence[float], spacing: float, target: float
-) -> tuple[int, float, list[float]]:
+@lru_cache(maxsize=256)
+def _log_characteristic(tilt: TiltedLoss, nodes: Nodes) -> NDArray[np.complex128]:
+    """What one step adds; independent of how often it occurs, and so kept for the next question."""
+    rows, t = max(1, _CHUNK // len(tilt.weights)), nodes.t
+    parts = [tilt.log_characteristic(t[start : start + rows]) for start in range(0, nodes.count, rows)]
+    return np.concatenate(parts, axis=-1)
+
+
+def _cutoff(composed: Composed, c: float, spacing: float, target: float) -> tuple[int, float, list[float]]:
     """How many nodes to take, a bound of the sum over all others of about ``target``, and how far to shift each ``x``.
 
     The best shift for the bound at the last node is doubled, which damps the oscillations of rare large losses too.
     With ``f = b + g`` split into bulk and hits, ``|f^n - b^n| <= (|b| + |g|)^n - |b|^n``, and ``|b| <= 1``.
     """
-    edges = np.asarray(6 * spacing * _GROWTH ** np.arange(_EDGES), dtype=np.float64)
-    exponent = np.zeros(_EDGES)
-    best = []
-    for (loss, count), mean in zip(composed.steps, means, strict=True):
-        shifts = [0.0, *(loss.farthest_shift * _SHIFT_RATIO**-k for k in range(7))]
-        tilts = [loss.tilted(c, 0, shift, mean) for shift in shifts]
-        bounds = np.array([tilt.modulus_bound(edges, composed.is_split) for tilt in tilts])
-        least = bounds.min(axis=0)
+    edges = _edges(spacing)
+    exponent, best = np.zeros(_EDGES), []
+    for loss, count in composed.steps:
+        least, shifts = _modulus_bounds(loss, c, spacing, composed.is_split)
         exponent += count * (np.log1p(np.exp(least)) if composed.is_split else least)
-        best.append(np.array(shifts)[bounds.argmin(axis=0)])
+        best.append(shifts)
     modulus = np.exp(-composed.rho * edges**2) * (
         np.expm1(np.minimum(exponent, 700)) if composed.is_split else np.exp(exponent)
     )
@@ -375,7 +396,19 @@ def _cutoff(
     tails = np.cumsum((modulus / (math.pi * (edges**2 + c**2)) * lengths)[::-1])[::-1]
     first = int(np.argmax(tails <= target)) if tails[-1] <= target else len(edges) - 1
     chosen = [
-        min(loss.farthest_shift, 2 * float(shift[first]), 2 * loss.split_edge)
-        for (loss, _), shift in zip(composed.steps, best, strict=True)
+        min(loss.farthest_shift, 2 * float(shifts[first]), 2 * loss.split_edge)
+        for (loss, _), shifts in zip(composed.steps, best, strict=True)
     ]
     return math.ceil(edges[first] / spacing) + 1, float(tails[first]), chosen
+
+
+def _edges(spacing: float) -> Floats:
+    return np.asarray(6 * spacing * _GROWTH ** np.arange(_EDGES), dtype=np.float64)
+
+
+@lru_cache(maxsize=1024)
+def _modulus_bounds(loss: SampledGaussianLoss, c: float, spacing: float, hits: bool) -> tuple[Floats, Floats]:
+    """Least bound of one step's ``log |f|`` (or ``log |g|``) beyond each edge, and the shift that gives it."""
+    shifts = [0.0, *(loss.farthest_shift * _SHIFT_RATIO**-k for k in range(7))]
+    bounds = np.array([loss.tilted(c, 0, shift).modulus_bound(_edges(spacing), hits) for shift in shifts])
+    return bounds.min(axis=0), np.array(shifts)[bounds.argmin(axis=0)]

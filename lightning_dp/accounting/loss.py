@@ -65,7 +65,7 @@ def _grid(q: float, sigma: float, cut: float, edge: float, low: int, high: int, 
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TiltedLoss:
     """One step's loss under the tilt ``exp(c * loss)``, as complex nodes and weights on a line ``Im x = shift``.
 
@@ -201,52 +201,23 @@ class SampledGaussianLoss:
 
         Infinities stand for values that are too large to matter.
         """
-        grid, order = self._grid(c, 0, 0.0), self._order(c)
-        if grid is None:
-            return math.inf, math.inf, math.inf
-        ratio, base = grid.ratio.real, grid.base.real
-        exponent = order * ratio
-        log_weight = grid.log_base + exponent
-        top = max(0.0, float(log_weight.max()))
-        weights = np.exp(log_weight - top)
-        small = exponent < 1
-        excess = np.where(
-            small, base * math.exp(-top) * np.expm1(np.minimum(exponent, 1)), weights - base * math.exp(-top)
-        )
-        total = float(excess.sum()) - (float(ndtr(-self.cut / math.hypot(1.0, self.edge))) * math.exp(-top))
-        value = math.log1p(total) if top == 0 else top + math.log(math.exp(-top) + total)
-        weights /= weights.sum()
-        mean = float(weights @ ratio)
-        return value, mean if self.removing else -mean, float(weights @ (ratio - mean) ** 2)
+        return _cumulants(self, c)
 
-    def tilted(self, c: float, refinement: int, shift: float, mean: float) -> TiltedLoss:
+    def tilted(self, c: float, refinement: int, shift: float) -> TiltedLoss:
         """The loss under the tilt ``exp(c * loss)``; each refinement halves the distance of the nodes.
 
         Args:
             c: At least 0.
             refinement: Number of halvings.
             shift: Imaginary part of ``x``, in ``[0, pi * sigma)``.
-            mean: Mean of the loss under the tilt.
         """
-        grid, order = self._grid(c, refinement, shift), self._order(c)
-        if grid is None:
-            raise ValueError(f"The tilt {c} is too strong for a sum over nodes.")
-        exponent = grid.log_base + order * grid.ratio.real
-        kept = exponent > exponent.max() - _CUT
-        phase = np.angle(grid.base[kept]) + order * grid.ratio.imag[kept]
-        weights = np.exp(exponent[kept] - exponent.max() + 1j * phase)
-        weights /= weights.sum()
-        sign = 1 if self.removing else -1
-        size = float(np.abs(weights) @ grid.size[kept])
-        hits = (
-            weights * ndtr((grid.x[kept] - self.split) / self.split_edge) if math.isfinite(self.split) else 0 * weights
-        )
-        return TiltedLoss(weights, hits, grid.ratio[kept] - sign * mean, sign, 2e-15 * size)
+        return _tilted(self, c, refinement, shift)
 
-    def _order(self, c: float) -> float:
+    def order(self, c: float) -> float:
+        """Order of the moment of the density ratio that belongs to the tilt."""
         return 1 + c if self.removing else -c
 
-    def _grid(self, c: float, refinement: int, shift: float) -> _Grid | None:
+    def grid(self, c: float, refinement: int, shift: float) -> _Grid | None:
         """The nodes, or None where the tilt is so strong that they are too many."""
         if c > 1e15 or c > 1e15 * self.sigma**2:
             return None
@@ -306,3 +277,38 @@ def _log_ratio(q: float, argument: Complexes) -> Complexes:
     shrunk = (1 / q - 1) * np.exp(-np.where(argument.real < 1, 1.0, argument))
     small, large = _log1p(grown.real, grown.imag), _log1p(shrunk.real, shrunk.imag)
     return np.asarray(np.where(argument.real < 1, small, argument + math.log(q) + large), dtype=np.complex128)
+
+
+@lru_cache(maxsize=2**14)
+def _cumulants(loss: SampledGaussianLoss, c: float) -> tuple[float, float, float]:
+    grid, order = loss.grid(c, 0, 0.0), loss.order(c)
+    if grid is None:
+        return math.inf, math.inf, math.inf
+    ratio, base = grid.ratio.real, grid.base.real
+    exponent = order * ratio
+    log_weight = grid.log_base + exponent
+    top = max(0.0, float(log_weight.max()))
+    weights = np.exp(log_weight - top)
+    small = exponent < 1
+    excess = np.where(small, base * math.exp(-top) * np.expm1(np.minimum(exponent, 1)), weights - base * math.exp(-top))
+    total = float(excess.sum()) - (float(ndtr(-loss.cut / math.hypot(1.0, loss.edge))) * math.exp(-top))
+    value = math.log1p(total) if top == 0 else top + math.log(math.exp(-top) + total)
+    weights /= weights.sum()
+    mean = float(weights @ ratio)
+    return value, mean if loss.removing else -mean, float(weights @ (ratio - mean) ** 2)
+
+
+@lru_cache(maxsize=1024)
+def _tilted(loss: SampledGaussianLoss, c: float, refinement: int, shift: float) -> TiltedLoss:
+    grid, order, mean = loss.grid(c, refinement, shift), loss.order(c), loss.cumulants(c)[1]
+    if grid is None:
+        raise ValueError(f"The tilt {c} is too strong for a sum over nodes.")
+    exponent = grid.log_base + order * grid.ratio.real
+    kept = exponent > exponent.max() - _CUT
+    phase = np.angle(grid.base[kept]) + order * grid.ratio.imag[kept]
+    weights = np.exp(exponent[kept] - exponent.max() + 1j * phase)
+    weights /= weights.sum()
+    sign = 1 if loss.removing else -1
+    size = float(np.abs(weights) @ grid.size[kept])
+    hits = weights * ndtr((grid.x[kept] - loss.split) / loss.split_edge) if math.isfinite(loss.split) else 0 * weights
+    return TiltedLoss(weights, hits, grid.ratio[kept] - sign * mean, sign, 2e-15 * size)
