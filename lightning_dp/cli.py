@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_dp import _validate
 from lightning_dp._version import __version__
 from lightning_dp.accounting import Gaussian, PoissonSampled
+from lightning_dp.accounting.guarantee import format_epsilon
 from lightning_dp.errors import PrivacyError
 
 LIGHTNING_COMMANDS = {
@@ -50,7 +51,8 @@ def epsilon(options: argparse.Namespace) -> None:
     """Print the exact epsilon of a number of Poisson-sampled Gaussian updates (add/remove adjacency)."""
     updates = _validate.integer("updates", options.updates, minimum=0)
     run = updates * PoissonSampled(Gaussian(options.noise_multiplier), options.sampling_rate)
-    print(f"epsilon = {run.epsilon(options.delta):.6f} at delta = {options.delta:g} (add_remove, {updates:,} updates)")
+    shown = format_epsilon(run.epsilon(options.delta), decimals=6)
+    print(f"epsilon = {shown} at delta = {options.delta:g} (add_remove, {updates:,} updates)")
 
 
 CALCULATORS = {"epsilon": (epsilon, add_epsilon_arguments)}

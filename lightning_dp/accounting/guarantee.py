@@ -9,6 +9,14 @@ ADJACENCY = "add_remove"
 UNIT = "record"
 
 
+def format_epsilon(epsilon: float, decimals: int = 4) -> str:
+    """Writes epsilon with a number of decimals, rounded up, so that what is read is never below what holds."""
+    if not math.isfinite(epsilon):
+        return "infinite"
+    scale = 10**decimals
+    return f"{math.ceil(epsilon * scale) / scale:.{decimals}f}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """An (epsilon, delta) guarantee with everything needed to read it.
@@ -42,7 +50,7 @@ class Guarantee:
     def __str__(self) -> str:
         size = f", N = {self.num_records:,} (public)" if self.num_records is not None else ""
         text = (
-            f"({self.epsilon:.4g}, {self.delta:.3g})-differential privacy, unit: one {self.unit}, adjacency:"
-            f" {self.adjacency}{size}, from {self.num_updates:,} executed updates"
+            f"({format_epsilon(self.epsilon)}, {self.delta:.3g})-differential privacy, unit: one {self.unit},"
+            f" adjacency: {self.adjacency}{size}, from {self.num_updates:,} executed updates"
         )
         return text + "".join(f"; NOT VALID AS STATED: {stamp}" for stamp in self.stamps)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
 
+from lightning_dp.accounting.guarantee import format_epsilon
 from lightning_dp.callbacks.baseline import NonPrivateBaseline
 from lightning_dp.callbacks.console import Statement
 from lightning_dp.strategies import PrivateStrategy
@@ -46,7 +47,10 @@ def closing_statement(
     facts = [
         *_declared(strategy),
         ("updates", _updates(guarantee.num_updates, run.updates_run)),
-        ("guarantee", f"epsilon = {guarantee.epsilon:.4f} at delta = {guarantee.delta:g}, from what actually ran"),
+        (
+            "guarantee",
+            f"epsilon = {format_epsilon(guarantee.epsilon)} at delta = {guarantee.delta:g}, from what actually ran",
+        ),
         *(("NOT VALID AS STATED", stamp) for stamp in guarantee.stamps),
         *_metrics(trainer, metrics),
     ]

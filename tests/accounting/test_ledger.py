@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_dp import Gaussian, Ledger, PoissonSampled, errors
+from lightning_dp.accounting.guarantee import format_epsilon
 
 STEP = PoissonSampled(Gaussian(1.0), 0.01)
 OTHER = PoissonSampled(Gaussian(2.0), 0.02)
@@ -122,7 +123,15 @@ def test_a_delta_that_would_publish_a_record_is_refused_where_the_size_is_known(
         ledger_of(5).guarantee(0.01, num_records=100)
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(1.82821, "1.8283"), (2.9999999, "3.0000"), (3.00001, "3.0001"), (0.0, "0.0000"), (math.inf, "infinite")],
+)
+def test_epsilon_is_shown_rounded_up(epsilon: float, shown: str) -> None:
+    assert format_epsilon(epsilon) == shown
+
+
 def test_a_guarantee_says_whom_it_protects_and_from_what() -> None:
     text = str(ledger_of(1000).guarantee(1e-5, num_records=60_000))
-    assert "(1.828, 1e-05)" in text
+    assert "(1.8283, 1e-05)" in text
     assert all(part in text for part in ("one record", "add_remove", "60,000", "1,000 executed updates"))
