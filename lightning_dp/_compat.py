@@ -5,17 +5,12 @@ Each function names what it reaches for, and ``tests/test_compat.py`` fails with
 
 from __future__ import annotations
 
-import functools
-import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
-
-from lightning_dp.errors import TrainerSettingsError
 
 _LAYER_ATTRIBUTES = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
 
@@ -52,6 +47,11 @@ def forget_hooks(module: nn.Module) -> None:
             layer.__dict__.pop(name, None)
 
 
+def has_gradient_hooks(parameter: nn.Parameter) -> bool:
+    """Whether somebody asked torch to be shown the gradient of ``parameter``."""
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
 def transfer(module: LightningModule, batch: Any) -> Any:
     """Brings a batch to the device as Lightning's training loop does, with every user hook on the way."""
     trainer = module.trainer
@@ -74,46 +74,3 @@ def data_of(trainer: Trainer, *, fitting: bool = True) -> dict[str, Any]:
     if not fitting:
         sources = {"dataloaders": validation}
     return {name: source.instance for name, source in sources.items() if not source.is_module()}
-
-
-def watch_for_other_package(strategy_class: type | None = None) -> None:
-    """Makes mixing ``pytorch_lightning`` with ``lightning.pytorch`` one clear error, where both are in use.
-
-    The two packages hold the same classes twice and neither accepts the other's, with messages that do not say why
-    ("Expected a parent", "invalid strategy name"). Nothing happens in a process that has loaded one package only.
-    """
-    other = sys.modules.get("pytorch_lightning")
-    if other is None or not hasattr(other, "strategies"):
-        return
-    if strategy_class is not None:
-        # The other Trainer then takes a strategy object, and `check_package` refuses it when it is put to use.
-        other.strategies.Strategy.register(strategy_class)
-    if "private" not in other.strategies.StrategyRegistry:
-        other.strategies.StrategyRegistry.register("private", refuse_other_package)
-        # `Trainer.fit` refuses a module of the other package before it asks the strategy or a callback anything.
-        Trainer.fit = _checking_module(Trainer.fit)  # type: ignore[method-assign]
-
-
-def _checking_module(fit: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(fit)
-    def checked(self: Trainer, model: Any, *args: Any, **kwargs: Any) -> None:
-        check_package(model)
-        fit(self, model, *args, **kwargs)
-
-    return checked
-
-
-def check_package(*objects: Any) -> None:
-    """Refuses instances of classes that are built on ``pytorch_lightning``."""
-    for value in objects:
-        if any(kind.__module__.split(".")[0] == "pytorch_lightning" for kind in type(value).__mro__):
-            refuse_other_package()
-
-
-def refuse_other_package(**_: Any) -> None:
-    """Raises the error that names both packages."""
-    raise TrainerSettingsError(
-        "A Trainer, module or data module comes from `pytorch_lightning`, while lightning_dp is built on"
-        " `lightning.pytorch`; their classes do not mix. Replace `import pytorch_lightning as pl` by"
-        " `import lightning.pytorch as pl` in every file."
-    )

@@ -24,6 +24,7 @@ LIGHTNING_COMMANDS = {
 }
 
 _USAGE = """usage: lightning-dp [-h] [--version] COMMAND ...
+       lightning-dp COMMAND --help
 
 Differentially private training of unedited PyTorch Lightning modules.
 

@@ -13,7 +13,7 @@ from conftest import TrainerFactory
 from fixtures import Lit, LitData, make_loader
 from opacus.grad_sample import GradSampleHooks
 
-from lightning_dp import _compat, errors
+from lightning_dp import _compat, _packages, errors
 
 
 def test_opacus_counts_forwards_in_the_attribute_that_we_reset() -> None:
@@ -91,7 +91,7 @@ def test_data_of_finds_loaders_and_data_modules(make_trainer: TrainerFactory) ->
 
 def test_the_other_package_is_refused_by_name() -> None:
     with pytest.raises(errors.TrainerSettingsError, match=r"pytorch_lightning.*lightning\.pytorch"):
-        _compat.refuse_other_package()
+        _packages.refuse_other_package()
 
 
 def test_importing_lightning_dp_does_not_import_the_other_package() -> None:

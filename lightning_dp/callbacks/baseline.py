@@ -35,8 +35,9 @@ def _quietly() -> Iterator[None]:
 class NonPrivateBaseline(Callback):
     """Trains a copy of the model without privacy after the private run, and puts its metrics beside the private ones.
 
-    The copy starts from the same initial parameters and sees the same data, with ordinary batches. Its result is
-    **not** private: it is for comparing on data that may be looked at, never for release.
+    The copy starts from the parameters that private training starts from and sees the same data, in ordinary batches
+    of the loader's own size, without accumulation or gradient clipping. Its result is **not** private: it is for
+    comparing on data that may be looked at, never for release.
 
     Args:
         metrics: Names of the logged validation metrics to compare.
@@ -62,7 +63,7 @@ class NonPrivateBaseline(Callback):
         self.hparams = dict(hparams or {})
         self.result: dict[str, float] = {}
         self._copy: LightningModule | None = None
-        self._max_steps = -1
+        self._max_steps, self._is_endless = -1, False
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -76,10 +77,17 @@ class NonPrivateBaseline(Callback):
             )
         self.result = {}
         self._max_steps = trainer.max_steps
+        self._is_endless = self.max_epochs is None and trainer.max_epochs == -1 and trainer.max_steps == -1
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._copy = self._build(pl_module)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The sanity check before training is a validation too: a misspelt name costs no run.
+        if trainer.state.fn == "fit":
+            self._read(trainer.callback_metrics)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -104,7 +112,7 @@ class NonPrivateBaseline(Callback):
             devices=1,
             precision=trainer.precision,
             max_epochs=self.max_epochs or trainer.max_epochs,
-            max_steps=self._max_steps,
+            max_steps=trainer.global_step if self._is_endless else self._max_steps,
             logger=False,
             enable_checkpointing=False,
             enable_model_summary=False,

@@ -51,7 +51,7 @@ class PrivacyBudget(PrivacyMonitor):
         return Budget(self.epsilon, self.delta)
 
     @override
-    def noise_multiplier(self, *, sampling_rate: float, num_updates: int, spent: Mechanism) -> float:
+    def choose_noise_multiplier(self, *, sampling_rate: float, num_updates: int, spent: Mechanism) -> float:
         already = spent.epsilon(self.delta)
         if already > self.epsilon * (1 - _LEAST_SHARE):
             raise BudgetExceededError(

@@ -9,11 +9,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from lightning_dp import _compat, _validate
+from lightning_dp import _packages, _validate
 from lightning_dp.callbacks.console import Statement, show
 from lightning_dp.callbacks.statement import closing_statement, opening_statement
 from lightning_dp.errors import TrainerSettingsError
-from lightning_dp.strategies import PrivacyPolicy, PrivateStrategy
+from lightning_dp.strategies import PrivacyPolicy, PrivateMechanism
 
 EPSILON_KEY = "privacy/epsilon"
 
@@ -34,7 +34,7 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
     """
 
     def __init__(self, delta: float, *, statement: bool = True, metrics: Sequence[str] | None = None) -> None:
-        _compat.watch_for_other_package()
+        _packages.watch_for_other_package()
         self.delta = _validate.delta(delta)
         self.statement = _validate.flag("statement", statement)
         self.metrics = None if metrics is None else _validate.strings("metrics", metrics)
@@ -47,9 +47,9 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        _compat.check_package(trainer)
+        _packages.check_package(trainer)
         # PRIVACY: with another strategy nothing is private, however many of these callbacks there are.
-        if stage == "fit" and not hasattr(trainer.strategy, "prepare_run"):
+        if stage == "fit" and not isinstance(trainer.strategy, PrivateMechanism):
             raise TrainerSettingsError(
                 f"`{type(self).__name__}` is in the callbacks, but the strategy is `{type(trainer.strategy).__name__}`,"
                 " which trains without privacy. Use `Trainer(strategy='private')`."
@@ -96,5 +96,6 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
             show(statement)
 
 
-def _strategy(trainer: Trainer) -> PrivateStrategy:
-    return trainer.strategy  # type: ignore[return-value]
+def _strategy(trainer: Trainer) -> PrivateMechanism:
+    assert isinstance(trainer.strategy, PrivateMechanism)
+    return trainer.strategy

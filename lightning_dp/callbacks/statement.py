@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning_dp.accounting.guarantee import format_epsilon
 from lightning_dp.callbacks.baseline import NonPrivateBaseline
 from lightning_dp.callbacks.console import Statement
-from lightning_dp.strategies import PrivateStrategy
+from lightning_dp.strategies import PrivateMechanism
 
 NOT_COVERED = (
     "what training_step logs (train_loss, training metrics): private records, no noise",
@@ -22,14 +22,14 @@ NOT_COVERED = (
 BASELINE_NOT_COVERED = "the comparison: its model was trained without privacy"
 
 
-def opening_statement(strategy: PrivateStrategy) -> Statement:
+def opening_statement(strategy: PrivateMechanism) -> Statement:
     """What is about to run."""
     return Statement("Private training starts", _declared(strategy) + _budget(strategy))
 
 
 def closing_statement(
     trainer: Trainer,
-    strategy: PrivateStrategy,
+    strategy: PrivateMechanism,
     *,
     metrics: Sequence[str] | None = None,
     exception: BaseException | None = None,
@@ -42,7 +42,7 @@ def closing_statement(
         metrics: Names of the metrics to show; all that start with ``val`` if ``None``.
         exception: What ended training early, if anything did.
     """
-    run = strategy.active_run
+    run = strategy.run
     guarantee = strategy.guarantee
     facts = [
         *_declared(strategy),
@@ -59,8 +59,8 @@ def closing_statement(
     return Statement(title, tuple(facts), (*NOT_COVERED, BASELINE_NOT_COVERED) if compared else NOT_COVERED)
 
 
-def _declared(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:
-    run = strategy.active_run
+def _declared(strategy: PrivateMechanism) -> tuple[tuple[str, str], ...]:
+    run = strategy.run
     plan = run.plan
     size = "declared, the true size is hidden" if plan.is_size_declared else "public"
     batch = plan.expected_batch_size
@@ -75,8 +75,8 @@ def _declared(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _budget(strategy: PrivateStrategy) -> tuple[tuple[str, str], ...]:
-    run = strategy.active_run
+def _budget(strategy: PrivateMechanism) -> tuple[tuple[str, str], ...]:
+    run = strategy.run
     budget = strategy.budget
     if budget is None:
         return (("budget", "none: the noise multiplier is fixed and epsilon grows with every update"),)

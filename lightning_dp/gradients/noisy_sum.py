@@ -7,7 +7,6 @@ import warnings
 import torch
 from torch import Tensor
 
-from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.clipping import clipped_sum
 from lightning_dp.gradients.hooks import RecordGradients
 from lightning_dp.gradients.noise import standard_normal
@@ -34,16 +33,9 @@ class ClippedSum:
         Raises:
             UnsupportedModelError: There is not exactly one row for each record.
         """
-        rows = self.gradients.take_rows()
+        rows = self.gradients.take_rows(num_records or None)
         if num_records == 0:
             return
-        for name, row in rows.items():
-            # PRIVACY: a batch that was filtered, repeated or flattened has rows that are no records.
-            if row.shape[0] != num_records:
-                raise UnsupportedModelError(
-                    f"`{name}` has {row.shape[0]} gradient rows for {num_records} records: `training_step` drops,"
-                    " repeats, splits or merges records. Keep records in the first dimension of every layer's input."
-                )
         sums, _ = clipped_sum(list(rows.values()), self.max_grad_norm) if rows else ([], None)
         for name, value in zip(rows, sums, strict=True):
             self._sums[name] = self._sums[name] + value if name in self._sums else value

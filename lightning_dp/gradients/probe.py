@@ -70,14 +70,7 @@ class IndependenceProbe:
 
     def _rows(self, records: Sequence[Any], seed: int = 1) -> dict[str, Tensor]:
         self._forward_backward(records, seed)
-        rows = self._gradients.take_rows()
-        for name, row in rows.items():
-            if row.shape[0] != len(records):
-                raise UnsupportedModelError(
-                    f"`{name}` has {row.shape[0]} gradient rows for {len(records)} records: `training_step` drops,"
-                    " repeats, splits or merges records. Keep records in the first dimension of every layer's input."
-                )
-        return rows
+        return self._gradients.take_rows(len(records))
 
     def _forward_backward(self, records: Sequence[Any], seed: int = 1) -> None:
         _same_dropout(seed)
@@ -87,18 +80,30 @@ class IndependenceProbe:
             except UnsupportedModelError:
                 raise
             except Exception as error:
-                if not self._runs_on_a_usual_batch(records):
-                    raise  # the user's own mistake, which has nothing to do with privacy
-                raise UnsupportedModelError(
-                    f"`training_step` fails on a batch of {len(records)} records, in {innermost.describe()}:"
-                    f" {type(error).__name__}: {error} Under private training the number of records varies from batch"
-                    " to batch, so no part of the model may fix it; read it from the batch instead."
-                ) from error
+                self._gradients.detach()
+                raise self._explain(error, records, innermost.describe()) from error
 
-    def _runs_on_a_usual_batch(self, records: Sequence[Any]) -> bool:
-        batch = list(itertools.islice(itertools.cycle(records), self._usual_size))
+    def _explain(self, error: Exception, records: Sequence[Any], where: str) -> Exception:
+        """Tells apart what per-record gradients cannot do, what a batch of another size cannot do, and a user's bug."""
+        what = f"in {where}: {type(error).__name__}: {error}"
+        if self._runs(records):
+            return UnsupportedModelError(
+                f"Per-record gradients cannot be computed {what} Replace the layer by one that Opacus supports"
+                " (`opacus.layers.DPMultiheadAttention`, `DPLSTM`, `DPGRU`), write `x = x + y` in place of `x += y`, or"
+                " freeze it."
+            )
+        if self._runs(list(itertools.islice(itertools.cycle(records), self._usual_size))):
+            return UnsupportedModelError(
+                f"`training_step` fails on a batch of {len(records)} records, {what} Under private training the number"
+                " of records varies from batch to batch, so no part of the model may fix it; read it from the batch"
+                " instead."
+            )
+        return error  # the user's own mistake, which has nothing to do with privacy
+
+    def _runs(self, records: Sequence[Any]) -> bool:
+        """Whether forward and backward work without hooks."""
         try:
-            self._loss(self._replica, batch)
+            torch.autograd.backward(self._loss(self._replica, list(records)))
         except Exception:
             return False
         return True
@@ -117,7 +122,7 @@ class IndependenceProbe:
     def _check_rows(self, records: Sequence[Any]) -> None:
         self._forward_backward(records)
         expected = {name: gradient.clone() for name, gradient in self._gradients.raw_gradients()}
-        rows = self._gradients.take_rows()
+        rows = self._gradients.take_rows(len(records))
         scale = torch.stack([g.float().norm() for g in expected.values()]).norm() if expected else torch.tensor(0.0)
         for name, gradient in expected.items():
             error = (rows[name].mean(0) - gradient).norm()
@@ -188,13 +193,18 @@ def _silent_replica(module: LightningModule) -> LightningModule:
             " and locks out of the module's attributes."
         ) from error
     replica.trainer = module.trainer
-    for name in ("log", "log_dict"):
-        object.__setattr__(replica, name, _ignore)
+    mute(replica)
     return replica
 
 
+def mute(module: LightningModule) -> None:
+    """Makes ``module.log`` and ``module.log_dict`` do nothing, on this instance."""
+    for name in ("log", "log_dict"):
+        object.__setattr__(module, name, _ignore)
+
+
 def _ignore(*_: Any, **__: Any) -> None:
-    """Stands in for ``log`` on the copy."""
+    """Stands in for ``log``."""
 
 
 def _same_dropout(seed: int) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_dp import _compat, _validate
+from lightning_dp import _packages, _validate
 from lightning_dp.accounting import Guarantee, Ledger
 from lightning_dp.errors import (
     InvalidValueError,
@@ -25,7 +28,7 @@ from lightning_dp.errors import (
     UnsupportedModelError,
 )
 from lightning_dp.sampling import check_loader, insecure_key, secret_key
-from lightning_dp.strategies import budgeting, settings
+from lightning_dp.strategies import budgeting, resuming, settings
 from lightning_dp.strategies.null_batch import unseen
 from lightning_dp.strategies.policy import Budget, PrivacyPolicy, find_policy
 from lightning_dp.strategies.probing import probe_module
@@ -40,11 +43,11 @@ class PrivateMechanism(Strategy):
 
     Args:
         noise_multiplier: Standard deviation of the noise over ``max_grad_norm``, at least 0. ``None``: found by a
-            :class:`~lightning_dp.PrivacyBudget`. There is no default noise.
+            ``PrivacyBudget``. There is no default noise.
         max_grad_norm: Largest L2 norm of one record's gradient over all parameters together.
         sampling_rate: Probability that a record takes part in one update. ``None``: ``batch_size *
             accumulate_grad_batches * processes / N``.
-        delta: The delta at which :attr:`guarantee` is given when no callback says one.
+        delta: The delta at which ``guarantee`` is given when no callback says one.
         public_size: A size of the data set that may be published in place of the true one, which is then hidden.
         previous_checkpoints: Checkpoints of earlier private runs on the same records, whose spending is carried on.
             A checkpoint given as ``ckpt_path`` carries its own.
@@ -70,7 +73,7 @@ class PrivateMechanism(Strategy):
         insecure_seed: int | None = None,
     ) -> None:
         super().__init__()
-        _compat.watch_for_other_package(type(self))
+        _packages.watch_for_other_package(type(self))
         optional = (
             ("noise_multiplier", noise_multiplier, _validate.non_negative),
             ("sampling_rate", sampling_rate, _validate.probability),
@@ -78,7 +81,7 @@ class PrivateMechanism(Strategy):
         for name, value, check in optional:
             if value is not None:
                 check(name, value)
-        self.fixed_noise_multiplier = noise_multiplier
+        self._fixed_noise_multiplier = noise_multiplier
         self.max_grad_norm = _validate.positive("max_grad_norm", max_grad_norm)
         self.sampling_rate = sampling_rate
         self.delta = None if delta is None else _validate.delta(delta)
@@ -89,10 +92,12 @@ class PrivateMechanism(Strategy):
             None if insecure_seed is None else _validate.integer("insecure_seed", insecure_seed, minimum=0)
         )
         self.ledger = Ledger()
-        self.run: PrivateRun | None = None
+        self._run: PrivateRun | None = None
         self._policy = PrivacyPolicy()
         self._runs = 0
         self._user_settings: dict[str, Any] = {}
+        self._stepping = False
+        self._step_guards: list[RemovableHandle] = []
 
     @property
     def guarantee(self) -> Guarantee:
@@ -104,9 +109,9 @@ class PrivateMechanism(Strategy):
         if self.reporting_delta is None:
             raise InvalidValueError(
                 "A guarantee needs a delta. Give `PrivateStrategy(delta=1e-5)`, a `PrivacyBudget` or a"
-                " `PrivacyMonitor(delta=1e-5)`, or ask `strategy.ledger.guarantee(delta=1e-5)`."
+                " `PrivacyMonitor(delta=1e-5)` and call `fit`, or ask `strategy.ledger.guarantee(delta=1e-5)`."
             )
-        num_records = self.run.plan.public_size if self.run is not None and self.run.has_data else None
+        num_records = self._run.plan.public_size if self._run is not None and self._run.has_data else None
         return self.ledger.guarantee(self.reporting_delta, num_records=num_records)
 
     @property
@@ -115,15 +120,22 @@ class PrivateMechanism(Strategy):
         return self.delta if self._policy.reporting_delta is None else self._policy.reporting_delta
 
     @property
-    def active_run(self) -> PrivateRun:
+    def run(self) -> PrivateRun:
         """The run at hand, or the last one.
 
         Raises:
             PrivacyViolationError: ``fit`` has not been called.
         """
-        if self.run is None:
+        if self._run is None:
             raise PrivacyViolationError("There is no private run: `trainer.fit` has not been called.")
-        return self.run
+        return self._run
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """The noise multiplier that was given, else the one found for the last run, else ``None``."""
+        if self._fixed_noise_multiplier is not None or self._run is None or not self._run.is_started:
+            return self._fixed_noise_multiplier
+        return self._run.noise_multiplier
 
     @property
     def budget(self) -> Budget | None:
@@ -134,18 +146,18 @@ class PrivateMechanism(Strategy):
 
     @override
     def connect(self, model: LightningModule) -> None:
-        _compat.check_package(model, model.trainer, model.trainer.datamodule)  # type: ignore[attr-defined]
+        _packages.check_package(model, model.trainer, model.trainer.datamodule)  # type: ignore[attr-defined]
         super().connect(model)
 
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
         trainer = self._trainer
+        self._policy = find_policy(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         settings.check_trainer(trainer)
-        self._policy = find_policy(trainer)
-        if self.fixed_noise_multiplier is None:
+        if self._fixed_noise_multiplier is None:
             if self.budget is None:
                 raise TrainerSettingsError(
                     "Private training has neither a noise multiplier nor a budget to find one for, and there is no"
@@ -154,7 +166,7 @@ class PrivateMechanism(Strategy):
                 )
             settings.check_endless(trainer)
         for path in self.previous_checkpoints:
-            self._merge_ledger(self.checkpoint_io.load_checkpoint(path, weights_only=True), path)
+            self._merge_ledger(_plain_values(path), path)
         budgeting.check_open(self.budget, self.ledger)
 
     @override
@@ -169,7 +181,13 @@ class PrivateMechanism(Strategy):
             trainer.accumulate_grad_batches = 1
         # Before the optimizers: `configure_optimizers` may ask for `trainer.estimated_stepping_batches`, which builds
         # the loader.
-        self.run = PrivateRun(self._module, max_grad_norm=self.max_grad_norm, key=self._new_key(), ledger=self.ledger)
+        self._run = PrivateRun(
+            self._module,
+            max_grad_norm=self.max_grad_norm,
+            key=self._new_key(),
+            ledger=self.ledger,
+            watch_parameters=self._module.automatic_optimization,
+        )
         super().setup(trainer)
 
     @override
@@ -177,6 +195,7 @@ class PrivateMechanism(Strategy):
         with settings.one_optimizer():
             super().setup_optimizers(trainer)
         settings.check_optimizers(self.optimizers, self._module)
+        self._step_guards = [o.register_step_pre_hook(self._refuse_bare_step) for o in self.optimizers]
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
@@ -194,7 +213,7 @@ class PrivateMechanism(Strategy):
         )
         if self.reporting_delta is not None:
             _validate.delta_below_one_record(self.reporting_delta, plan.public_size)
-        return self.active_run.make_loader(loader, plan, self.global_rank)
+        return self.run.make_loader(loader, plan, self.global_rank)
 
     @override
     def on_train_start(self) -> None:
@@ -202,41 +221,45 @@ class PrivateMechanism(Strategy):
         self.prepare_run()
 
     def prepare_run(self) -> None:
-        """Fixes the noise and checks the model; called when training starts, does nothing the second time.
+        """Fixes the noise; called when training starts, does nothing the second time.
 
         Raises:
-            UnsupportedModelError: The model lets one record influence another's gradient.
             CalibrationError: No noise meets the budget.
             BudgetExceededError: The budget is spent.
         """
-        run, trainer = self.active_run, self._trainer
+        run, trainer = self.run, self._trainer
         if run.is_started:
             return
         settings.check_batches(trainer, run)
+        resuming.restart_update(trainer, run.plan.num_chunks)
         remaining = settings.updates_to_run(trainer)
-        noise_multiplier = self.fixed_noise_multiplier
+        noise_multiplier = self._fixed_noise_multiplier
         if noise_multiplier is None:
             assert remaining is not None
-            noise_multiplier = self._policy.noise_multiplier(
+            noise_multiplier = self._policy.choose_noise_multiplier(
                 sampling_rate=run.plan.sampling_rate, num_updates=remaining, spent=self.ledger.composition()
             )
             assert noise_multiplier is not None
-        if self._module.automatic_optimization:
-            probe_module(self._module, run)
         run.start(noise_multiplier)
         if self.budget is not None:
             run.updates_allowed = budgeting.limit_updates(trainer, run, self.budget, remaining)
-        run.gradients.attach()
 
     # -- one update --------------------------------------------------------------------------------------------------
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        info = self.active_run.begin_chunk()
+        run, manual = self.run, not self._module.automatic_optimization
+        settings.check_batches(self._trainer, run)
+        if not run.gradients.is_attached:
+            # As late as can be: hooks such as `on_train_epoch_start` may set what `training_step` needs.
+            probe_module(self._module, run)
+            run.gradients.attach()
+        info = run.begin_chunk()
         # PRIVACY: a batch without records is seen by nobody: not by logs, not by metrics, not by the sum.
         with unseen(self._module) if info.num_records == 0 else nullcontext():
             output = super().training_step(*args, **kwargs)
-        if output is None and self._module.automatic_optimization:
+        run.check_forward()
+        if output is None and not manual:
             raise UnsupportedModelError(
                 "`training_step` returned None to skip a batch. Whether an update happens would then depend on the"
                 " data. Return a loss for every batch; weight a record by 0 to leave it out."
@@ -245,12 +268,16 @@ class PrivateMechanism(Strategy):
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        run, module = self.active_run, self._module
+        run, module = self.run, self._module
         self.pre_backward(closure_loss)
         closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
         # Lightning divides the loss by `accumulate_grad_batches`; norms are those of the undivided loss.
         scale = run.plan.num_chunks if module.automatic_optimization else 1
-        self.precision_plugin.backward(closure_loss * scale, module, optimizer, *args, **kwargs)
+        try:
+            self.precision_plugin.backward(closure_loss * scale, module, optimizer, *args, **kwargs)
+        except BaseException:
+            run.gradients.drop_raw()
+            raise
         # PRIVACY: raw gradients are gone before `on_after_backward`, the first hook that could read them.
         run.end_chunk()
         closure_loss = self.precision_plugin.post_backward(closure_loss, module)
@@ -267,12 +294,27 @@ class PrivateMechanism(Strategy):
     ) -> Any:
         def release_after_closure() -> Any:
             result = closure()
-            self.active_run.release(is_global_zero=self.is_global_zero, reduce=self._sum_over_processes)
+            self.run.release(is_global_zero=self.is_global_zero, reduce=self._sum_over_processes)
+            # PRIVACY: a parameter group that was added later may hold parameters that no hook covers.
+            settings.check_optimizers(self.optimizers, self._module)
             return result
 
         # PRIVACY: inside the closure, so that `on_before_optimizer_step`, gradient clipping and the optimizer, which
         # come after it, see the noisy gradient only.
-        return super().optimizer_step(optimizer, release_after_closure, model, **kwargs)
+        self._stepping = True
+        try:
+            return super().optimizer_step(optimizer, release_after_closure, model, **kwargs)
+        finally:
+            self._stepping = False
+
+    def _refuse_bare_step(self, optimizer: Optimizer, *_: Any) -> None:
+        # PRIVACY: `optimizer.optimizer.step()` goes around the strategy, and would apply whatever is in `.grad`.
+        if not self._stepping:
+            self.run.gradients.drop_raw()
+            raise PrivacyViolationError(
+                f"`{type(optimizer).__name__}.step()` was called on the bare optimizer, past noise and ledger. Use the"
+                " optimizer that `self.optimizers()` returns."
+            )
 
     # -- checkpoints and end -----------------------------------------------------------------------------------------
 
@@ -285,8 +327,9 @@ class PrivateMechanism(Strategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+    def load_checkpoint(self, checkpoint_path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        # Lightning added `weights_only` in 2.6.
+        checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         fitting = self._trainer.state.fn == TrainerFn.FITTING
         if CHECKPOINT_KEY in checkpoint or (fitting and checkpoint.get("global_step", 0) > 0):
             self._merge_ledger(checkpoint, checkpoint_path)
@@ -296,8 +339,11 @@ class PrivateMechanism(Strategy):
 
     @override
     def teardown(self) -> None:
-        if self.run is not None:
-            self.run.close()
+        if self._run is not None:
+            self._run.close()
+        for handle in self._step_guards:
+            handle.remove()
+        self._step_guards = []
         if self._user_settings:
             trainer = self._trainer
             trainer.fit_loop.epoch_loop.max_steps = self._user_settings["max_steps"]
@@ -339,3 +385,15 @@ class PrivateMechanism(Strategy):
                 " unknown: it was not trained privately, or not by this package. If these steps saw public data only,"
                 " give `PrivateStrategy(allow_missing_ledger=True)`, which is stamped on the guarantee."
             )
+
+
+def _plain_values(path: str) -> dict[str, Any]:
+    """Loads a checkpoint without running code that it may contain."""
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise LedgerError(
+            f"`{path}` in `previous_checkpoints` holds more than plain values, and loading it could run code: {error}"
+            " If you trust the file, allow its classes with `torch.serialization.add_safe_globals` first."
+        ) from error
+    return checkpoint

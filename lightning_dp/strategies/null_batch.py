@@ -10,14 +10,15 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_dp.gradients.probe import mute
+
 
 @contextmanager
 def unseen(module: LightningModule) -> Iterator[None]:
     """Keeps whatever happens inside out of logged values and of the state of every metric of ``module``."""
     states = [(metric, _snapshot(metric)) for metric in module.modules() if isinstance(metric, Metric)]
     own: dict[str, Any] = {name: module.__dict__[name] for name in ("log", "log_dict") if name in module.__dict__}
-    object.__setattr__(module, "log", _ignore)
-    object.__setattr__(module, "log_dict", _ignore)
+    mute(module)
     try:
         yield
     finally:
@@ -37,7 +38,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     return list(value) if type(value) is list else value
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """Stands in for ``log`` during a batch without records."""

@@ -42,7 +42,7 @@ class PrivacyPolicy(ABC):  # noqa: B024 - every answer has a default
         """What must not be overspent."""
         return None
 
-    def noise_multiplier(self, *, sampling_rate: float, num_updates: int, spent: Mechanism) -> float | None:
+    def choose_noise_multiplier(self, *, sampling_rate: float, num_updates: int, spent: Mechanism) -> float | None:
         """The noise for ``num_updates`` further updates on top of ``spent``; ``None`` leaves it to the strategy."""
         return None
 

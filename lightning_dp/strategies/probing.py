@@ -17,28 +17,53 @@ from lightning_dp.strategies.run import PrivateRun
 _TOLERANCE, _BFLOAT_TOLERANCE = 1e-4, 5e-2
 
 
+class _LossFound(BaseException):
+    """Ends ``training_step`` under manual optimization at its backward pass; no user code catches it."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self.loss = loss
+
+
 def probe_module(module: LightningModule, run: PrivateRun) -> None:
     """Checks on a copy of ``module`` that one record's gradient depends on that record alone.
 
     Raises:
         UnsupportedModelError: It does not; the message names the parameter or module, the reason and the remedy.
     """
-    trainer, chunks = module.trainer, run.loader.chunks
-    # Fetched once: a data set that augments gives another record each time.
-    records = [chunks.dataset[i] for i in range(min(run.plan.num_records, NUM_RECORDS))]
+    trainer, collate = module.trainer, run.loader.chunks.collate_fn
 
     def loss(replica: LightningModule, batch_records: list[Any]) -> Tensor:
-        batch = _compat.transfer(module, chunks.collate_fn(batch_records))
+        batch = _compat.transfer(module, collate(batch_records))
         with trainer.precision_plugin.train_step_context():
-            output = replica.training_step(*_compat.training_step_arguments(trainer, batch))
-        value = output["loss"] if isinstance(output, Mapping) else output
-        if not isinstance(value, Tensor):
-            raise UnsupportedModelError(
-                f"`training_step` returned {type(value).__name__}; it must return a loss, as a tensor or in a"
-                " dictionary, for every batch."
-            )
-        return value
+            return _loss_of(replica, _compat.training_step_arguments(trainer, batch))
 
     tolerance = _BFLOAT_TOLERANCE if "bf16" in str(trainer.precision) else _TOLERANCE
     usual_size = max(1, round(run.plan.expected_batch_size / run.plan.num_chunks / run.plan.world_size))
+    # Fetched once: a data set that augments gives another record each time.
+    records = run.random_records(NUM_RECORDS)
     IndependenceProbe(module, loss=loss, tolerance=tolerance, usual_size=usual_size).run(records)
+
+
+def _loss_of(replica: LightningModule, arguments: tuple[Any, ...]) -> Tensor:
+    if not replica.automatic_optimization:
+        object.__setattr__(replica, "manual_backward", _stop_at_loss)
+    try:
+        output = replica.training_step(*arguments)
+    except _LossFound as found:
+        return found.loss
+    value = output["loss"] if isinstance(output, Mapping) and replica.automatic_optimization else output
+    if not replica.automatic_optimization:
+        raise UnsupportedModelError(
+            "Under manual optimization `training_step` must run its backward pass by `self.manual_backward(loss)`;"
+            " gradients of `loss.backward()` cannot be clipped."
+        )
+    if not isinstance(value, Tensor):
+        raise UnsupportedModelError(
+            f"`training_step` returned {type(value).__name__}; it must return a loss, as a tensor or in a"
+            " dictionary, for every batch."
+        )
+    return value
+
+
+def _stop_at_loss(loss: Tensor, *_: Any, **__: Any) -> None:
+    raise _LossFound(loss)

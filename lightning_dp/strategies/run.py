@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader
 from lightning_dp.accounting import Gaussian, Ledger, PoissonSampled
 from lightning_dp.accounting.ledger import new_release_id
 from lightning_dp.errors import BudgetExceededError, PrivacyViolationError
-from lightning_dp.gradients import ClippedSum, RecordGradients, add_noise, set_gradients
+from lightning_dp.gradients import ClippedSum, RecordGradients, StepGuard, add_noise, set_gradients
 from lightning_dp.sampling import ChunkInfo, KeyStream, PoissonSampler, PrivateDataLoader
 from lightning_dp.strategies.sampling_plan import SamplingPlan
 
 _T = TypeVar("_T")
+_PROBE_STRETCH = 2**64 - 1  # of the sampling stream; no update has this number
 
 
 class PrivateRun:
@@ -29,15 +30,20 @@ class PrivateRun:
         max_grad_norm: Largest L2 norm of one record's gradient.
         key: The secret of this run, the same on all processes.
         ledger: Where releases are written down.
+        watch_parameters: Whether ``training_step`` must leave the parameters alone.
 
     Attributes:
+        guard: The checks around each forward pass.
         updates_run: Updates that this run has released.
         updates_allowed: Most updates that it may release; ``None`` if nothing limits them.
     """
 
-    def __init__(self, module: nn.Module, *, max_grad_norm: float, key: bytes, ledger: Ledger) -> None:
+    def __init__(
+        self, module: nn.Module, *, max_grad_norm: float, key: bytes, ledger: Ledger, watch_parameters: bool = True
+    ) -> None:
         self.ledger = ledger
         self.gradients = RecordGradients(module)
+        self.guard = StepGuard(self.gradients, watch_parameters=watch_parameters)
         self.max_grad_norm = max_grad_norm
         self.release_id = new_release_id()
         self.updates_run = 0
@@ -127,11 +133,19 @@ class PrivateRun:
             raise PrivacyViolationError(
                 f"Physical batch {info.chunk} of logical batch {info.update} came after {self._chunks_done} of"
                 f" {self.plan.num_chunks} batches of logical batch {self._update}: an update was left out or repeated."
-                " Let Lightning's loop, or one `optimizer.step()` for each batch, drive the training."
+                " Let Lightning's loop, or one `optimizer.step()` for each batch, drive the training; an epoch that is"
+                " cut short (`on_train_batch_start` returning -1) must end between updates."
             )
         self._update, self._open = info.update, True
         self.gradients.refresh()
+        self.guard.before_forward()
         return info
+
+    def check_forward(self) -> None:
+        """Checks what ``training_step`` did with the batch at hand; see :class:`~lightning_dp.gradients.StepGuard`."""
+        info = self.loader.info
+        # A step that took its backward pass too has no inputs left to check; those rows were counted then.
+        self.guard.after_forward(max(1, info.num_records) if info is not None else 1)
 
     def end_chunk(self) -> None:
         """Clips and adds the gradients of the open physical batch; no raw gradient is left afterwards.
@@ -149,6 +163,13 @@ class PrivateRun:
         self._open = False
         self._sum.add_chunk(info.num_records)
         self._chunks_done += 1
+
+    def random_records(self, count: int) -> list[Any]:
+        """Some records of the data set, drawn at random: its first ones may all be of one class."""
+        dataset = self.loader.chunks.dataset
+        generator = self._sampling.generator(_PROBE_STRETCH)
+        chosen = generator.choice(self.plan.num_records, min(count, self.plan.num_records), replace=False)
+        return [dataset[int(i)] for i in chosen]
 
     def release(self, *, is_global_zero: bool, reduce: Callable[[Tensor], Tensor]) -> None:
         """Writes the release down, adds noise, and hands the gradient of the logical batch to the optimizer.
@@ -179,6 +200,8 @@ class PrivateRun:
 
     def close(self) -> None:
         """Removes the hooks, what they stored, and every sum that was not released."""
+        if self._open:
+            self.gradients.drop_raw()
         self.gradients.detach()
         self._sum.reset()
 

@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import nn
 
 from lightning_dp.errors import TrainerSettingsError, UnsupportedDataError, UnsupportedModelError
+from lightning_dp.gradients import check_layers
 from lightning_dp.strategies.run import PrivateRun
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -67,9 +67,9 @@ def check_endless(trainer: Trainer) -> None:
     """Refuses a run without end whose noise is to be found from its number of updates."""
     if trainer.max_epochs == -1 and trainer.max_steps == -1:
         raise TrainerSettingsError(
-            "`max_epochs=-1` without `max_steps` runs for ever, so no noise multiplier can be found for its number of"
-            " updates. Set `max_epochs` or `max_steps`, or fix `PrivateStrategy(noise_multiplier=...)`: then training"
-            " stops when the budget is spent."
+            "`max_epochs=-1` without `max_steps` runs for ever (Lightning sets -1 when only `max_time` is given), so no"
+            " noise multiplier can be found for its number of updates. Set `max_epochs` or `max_steps`, or fix"
+            " `PrivateStrategy(noise_multiplier=...)`: then training stops when the budget is spent."
         )
 
 
@@ -84,17 +84,7 @@ def check_module(module: LightningModule) -> None:
             "`training_step(self, dataloader_iter)` fetches its own batches, so the records of an update are not known."
             " Take `batch` and `batch_idx` instead."
         )
-    for path, layer in module.named_modules():
-        active = layer.training or any(p.requires_grad for p in layer.parameters(recurse=False))
-        batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        instance_norm = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
-        if active and (batch_norm or instance_norm):
-            what = "mixes the records of a batch" if batch_norm else "keeps statistics of private records"
-            raise UnsupportedModelError(
-                f"`{path}` ({type(layer).__name__}) {what}, so one record's influence cannot be bounded. Replace it,"
-                f" for example with `torch.nn.GroupNorm`, or `opacus.validators.ModuleValidator.fix(model)` before"
-                " training; or freeze it and keep it in eval mode."
-            )
+    check_layers(module)
 
 
 _SEVERAL_OPTIMIZERS = (
@@ -154,7 +144,8 @@ def check_batches(trainer: Trainer, run: PrivateRun) -> None:
     """
     if not run.has_data or trainer.train_dataloader is not run.loader:
         raise UnsupportedDataError(
-            "The training data comes from several loaders. Private training draws from one; join the data sets with"
+            "The training data comes from several loaders, or from one in a list, a dict or a `CombinedLoader`. Private"
+            " training draws from one: give the `DataLoader` itself, and join data sets with"
             " `torch.utils.data.ConcatDataset` (each record once)."
         )
     batches, chunks = trainer.num_training_batches, run.plan.num_chunks
@@ -167,9 +158,21 @@ def check_batches(trainer: Trainer, run: PrivateRun) -> None:
 
 
 def updates_to_run(trainer: Trainer) -> int | None:
-    """Updates that the Trainer has still to run; ``None`` if it has no end."""
-    total = trainer.estimated_stepping_batches
-    return None if total in (-1, float("inf")) else max(0, int(total) - trainer.global_step)
+    """Updates that the Trainer has still to run; ``None`` if it has no end.
+
+    Counted from where the loops stand and not from the total, since a resumed run may have other epochs than the one
+    that wrote the checkpoint.
+    """
+    limits = []
+    if trainer.max_steps != -1:
+        limits.append(trainer.max_steps - trainer.global_step)
+    if trainer.max_epochs is not None and trainer.max_epochs != -1:
+        per_epoch = trainer.num_training_batches
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        epochs = trainer.max_epochs - trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+        batches = epochs * per_epoch - (done if 0 < done < per_epoch else 0)
+        limits.append(int(batches // trainer.accumulate_grad_batches))
+    return max(0, min(limits)) if limits else None
 
 
 def is_fast_dev_run(trainer: Trainer) -> bool:

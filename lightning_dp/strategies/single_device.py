@@ -13,15 +13,15 @@ from lightning_dp.strategies.mechanism import PrivateMechanism
 
 
 class PrivateStrategy(PrivateMechanism, SingleDeviceStrategy):
-    """Differentially private training of an unedited ``LightningModule`` on one device: DP-SGD with Poisson sampling.
+    """Differentially private training on one device: DP-SGD, add/remove adjacency, unit: one record.
 
-    ``Trainer(strategy="private")`` uses it with its defaults. One update: draw each record with probability
-    ``sampling_rate``; clip each record's gradient to ``max_grad_norm``; add Gaussian noise of standard deviation
-    ``noise_multiplier * max_grad_norm`` to the sum; divide by the expected batch size; hand that to the user's own
-    optimizer. The physical batches of ``accumulate_grad_batches`` make one update.
+    Trains an unedited ``LightningModule``. ``Trainer(strategy="private")`` uses it with its defaults. One update: draw
+    each record with probability ``sampling_rate``; clip each record's gradient to ``max_grad_norm``; add Gaussian noise
+    of standard deviation ``noise_multiplier * max_grad_norm`` to the sum; divide by the expected batch size; hand that
+    to the user's own optimizer. The physical batches of ``accumulate_grad_batches`` make one update.
 
-    Guarantee: add/remove adjacency, unit: one element of the training data set. Source: Abadi et al., Deep Learning
-    with Differential Privacy (2016).
+    One record is one element of the training data set. Source: Abadi et al., Deep Learning with Differential Privacy
+    (2016).
 
     Example:
         >>> import lightning.pytorch as pl, lightning_dp as ldp
@@ -32,6 +32,15 @@ class PrivateStrategy(PrivateMechanism, SingleDeviceStrategy):
     strategy_name = "private"
 
     _parallel_devices: Sequence[torch.device] = ()
+
+    @override
+    def setup_environment(self) -> None:
+        if self._trainer.num_nodes > 1:
+            raise TrainerSettingsError(
+                f"`strategy='private'` trains on one device, but the Trainer has `num_nodes={self._trainer.num_nodes}`."
+                " Each node would train a model of its own. Set `num_nodes=1`."
+            )
+        super().setup_environment()
 
     @property
     def parallel_devices(self) -> Sequence[torch.device]:
