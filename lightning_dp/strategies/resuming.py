@@ -23,4 +23,5 @@ def restart_update(trainer: Trainer, num_chunks: int) -> None:
     completed = current.completed + (1 if loop.restarted_on_train_batch_end else 0)
     for progress in (current, total):
         for name in ("ready", "started", "processed", "completed"):
-            setattr(progress, name, max(0, getattr(progress, name) - completed % num_chunks))
+            # Below zero for a moment where Lightning is about to count the batch as completed.
+            setattr(progress, name, getattr(progress, name) - completed % num_chunks)

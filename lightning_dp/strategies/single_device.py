@@ -33,15 +33,6 @@ class PrivateStrategy(PrivateMechanism, SingleDeviceStrategy):
 
     _parallel_devices: Sequence[torch.device] = ()
 
-    @override
-    def setup_environment(self) -> None:
-        if self._trainer.num_nodes > 1:
-            raise TrainerSettingsError(
-                f"`strategy='private'` trains on one device, but the Trainer has `num_nodes={self._trainer.num_nodes}`."
-                " Each node would train a model of its own. Set `num_nodes=1`."
-            )
-        super().setup_environment()
-
     @property
     def parallel_devices(self) -> Sequence[torch.device]:
         """The devices that the Trainer chose; exactly one is used."""
@@ -55,6 +46,19 @@ class PrivateStrategy(PrivateMechanism, SingleDeviceStrategy):
                 f"`strategy='private'` trains on one device, but the Trainer has {len(devices)}. Set `devices=1`."
             )
         self._parallel_devices = tuple(devices)
+
+    @property
+    def num_nodes(self) -> int:
+        """Always 1; the Trainer sets it."""
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, value: int) -> None:
+        if value > 1:
+            raise TrainerSettingsError(
+                f"`strategy='private'` trains on one device, but the Trainer has `num_nodes={value}`. Each node would"
+                " train a model of its own. Set `num_nodes=1`."
+            )
 
     @property
     @override

@@ -68,3 +68,19 @@ def test_hyperparameters_that_the_module_does_not_have_are_refused(make_private_
 def test_metrics_must_be_a_list_of_names(metrics: Any) -> None:
     with pytest.raises(errors.InvalidValueError, match="metrics"):
         lightning_dp.NonPrivateBaseline(metrics)
+
+
+def test_a_misspelt_metric_is_found_before_training(make_private_trainer: TrainerFactory) -> None:
+    baseline = lightning_dp.NonPrivateBaseline(["val_lss"])
+    trainer = make_private_trainer(callbacks=[baseline])
+    with pytest.raises(errors.TrainerSettingsError, match=r"val_lss.*val_loss"):
+        trainer.fit(Tunable(), make_loader(), make_loader(shuffle=False))
+    assert trainer.strategy.ledger.num_updates == 0
+
+
+def test_the_baseline_of_an_endless_run_ends_with_it(make_private_trainer: TrainerFactory) -> None:
+    baseline = lightning_dp.NonPrivateBaseline(["val_loss"])
+    budget = lightning_dp.PrivacyBudget(epsilon=6, delta=1e-5, statement=False)
+    trainer = make_private_trainer(callbacks=[budget, baseline], max_epochs=-1)
+    trainer.fit(Tunable(), make_loader(), make_loader(shuffle=False))
+    assert set(baseline.result) == {"val_loss"}
