@@ -25,6 +25,7 @@ Bounds = Iterator[tuple[float, float]]
 
 _LEAST_SIGMA, _MOST_SIGMA = 0.02, 1e6  # below, the lattice takes over; above, less noise is assumed
 _LEAST_RATE, _MOST_RATE = 1e-12, 1 - 1e-9  # below, this rate is assumed; above, no sampling is assumed
+_NEGLIGIBLE = 1e-100  # a bound of delta that nobody needs smaller
 _ACCURATE = 3e-7  # relative error in epsilon that ends the search for a better bound
 
 
@@ -56,7 +57,7 @@ def delta(phases: tuple[Phase, ...], epsilon: float) -> float:
     if len(phases) == 1 and phases[0][2] == 1 and phases[0][0] < 1:
         return step_delta(*phases[0][:2], epsilon)
     ceiling = min(_distance_bound(phases), gaussian_delta(_mu(phases), epsilon))
-    if all(q > _MOST_RATE for q, _, _ in phases):
+    if ceiling < _NEGLIGIBLE or all(q > _MOST_RATE for q, _, _ in phases):
         return ceiling
     result = 0.0
     for removing in (True, False):

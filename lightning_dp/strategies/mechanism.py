@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from lightning_dp.accounting import Guarantee, Ledger
 from lightning_dp.errors import (
     InvalidValueError,
     LedgerError,
+    PrivacyError,
     PrivacyViolationError,
     TrainerSettingsError,
     UnsupportedModelError,
@@ -36,6 +38,8 @@ from lightning_dp.strategies.run import PrivateRun
 from lightning_dp.strategies.sampling_plan import plan_sampling
 
 CHECKPOINT_KEY = "lightning_dp"
+
+_log = logging.getLogger(__name__)
 
 
 class PrivateMechanism(Strategy):
@@ -219,6 +223,20 @@ class PrivateMechanism(Strategy):
     def on_train_start(self) -> None:
         super().on_train_start()
         self.prepare_run()
+        try:
+            self._admit_module()
+        except PrivacyError:
+            raise
+        except Exception as error:
+            # It may need what a later hook, such as `on_train_epoch_start`, sets. Before the first batch it is tried
+            # again, and its own error is raised.
+            _log.debug("`training_step` cannot be checked yet: %s", error)
+
+    def _admit_module(self) -> None:
+        run = self.run
+        if not run.gradients.is_attached:
+            probe_module(self._module, run)
+            run.gradients.attach()
 
     def prepare_run(self) -> None:
         """Fixes the noise; called when training starts, does nothing the second time.
@@ -250,10 +268,7 @@ class PrivateMechanism(Strategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         run, manual = self.run, not self._module.automatic_optimization
         settings.check_batches(self._trainer, run)
-        if not run.gradients.is_attached:
-            # As late as can be: hooks such as `on_train_epoch_start` may set what `training_step` needs.
-            probe_module(self._module, run)
-            run.gradients.attach()
+        self._admit_module()
         info = run.begin_chunk()
         # PRIVACY: a batch without records is seen by nobody: not by logs, not by metrics, not by the sum.
         with unseen(self._module) if info.num_records == 0 else nullcontext():
