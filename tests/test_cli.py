@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,17 @@ def test_a_mistake_in_a_recipe_is_one_line(tmp_path: object) -> None:
     assert done.returncode == 1
     assert "lightning-dp: TrainerSettingsError: Private training has neither" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, about how Lightning calls it
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_a_recipe_serves_every_lightning_command(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(lightning_dp.__file__).parent.parent
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(sys, "argv", ["lightning-dp", command, "--config", "recipes/digits/mlp_eps3.yaml"])
+    main()
+    shown = capsys.readouterr().out
+    assert command == "predict" or "val_acc" in shown
+    assert "Private training" not in shown
