@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_dp.errors import InvalidValueError
+
+_T = TypeVar("_T")
 
 
 def number(name: str, value: Any) -> float:
@@ -64,6 +66,11 @@ def integer(name: str, value: Any, minimum: int) -> int:
     if value < minimum:
         raise InvalidValueError(f"`{name}` must be at least {minimum}, got {value!r}.")
     return int(value)
+
+
+def optional(check: Callable[..., _T], name: str, value: Any, **limits: Any) -> _T | None:
+    """``None``, or what ``check`` makes of the value."""
+    return None if value is None else check(name, value, **limits)
 
 
 def flag(name: str, value: Any) -> bool:

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_dp import _compat, _validate
 from lightning_dp.callbacks.console import say
 from lightning_dp.errors import InvalidValueError, TrainerSettingsError
+from lightning_dp.strategies.settings import is_fast_dev_run
 
 _LIGHTNING_MESSAGES = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
@@ -59,7 +60,7 @@ class NonPrivateBaseline(Callback):
         self.metrics = _validate.strings("metrics", metrics)
         if not self.metrics:
             raise InvalidValueError("`metrics` is empty; name a logged validation metric, such as ['val_acc'].")
-        self.max_epochs = None if max_epochs is None else _validate.integer("max_epochs", max_epochs, minimum=1)
+        self.max_epochs = _validate.optional(_validate.integer, "max_epochs", max_epochs, minimum=1)
         self.hparams = dict(hparams or {})
         self.result: dict[str, float] = {}
         self._copy: LightningModule | None = None
@@ -91,7 +92,7 @@ class NonPrivateBaseline(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._copy is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._copy is None or is_fast_dev_run(trainer):
             return
         if trainer.is_global_zero:
             say("Training the same model without privacy, for comparison only.")

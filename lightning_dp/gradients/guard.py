@@ -56,8 +56,7 @@ class StepGuard:
         """
         module = self._gradients.module
         check_layers(module)
-        now = {name for name, _ in trainable(module).items()}
-        changed = sorted(now ^ set(self._gradients.parameters))
+        changed = sorted(set(trainable(module)) ^ set(self._gradients.parameters))
         if changed:
             raise UnsupportedModelError(
                 f"`{changed[0]}` was frozen or unfrozen inside `training_step`, where its gradient cannot be clipped"

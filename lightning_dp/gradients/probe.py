@@ -61,8 +61,8 @@ class IndependenceProbe:
             self._gradients.attach()
             try:
                 self._check_state(records[:2])
-                self._check_rows(records[:3])
-                if len(records) >= 4:
+                takes_part = self._check_rows(records[:3])
+                if takes_part and len(records) >= 4:
                     self._check_batch_size(records[:4])
                     self._check_others(records)
             finally:
@@ -104,7 +104,7 @@ class IndependenceProbe:
         """Whether forward and backward work without hooks."""
         try:
             torch.autograd.backward(self._loss(self._replica, list(records)))
-        except Exception:
+        except Exception:  # whatever it is, the answer is no
             return False
         return True
 
@@ -119,7 +119,8 @@ class IndependenceProbe:
                     " training, or replace the layer that updates it."
                 )
 
-    def _check_rows(self, records: Sequence[Any]) -> None:
+    def _check_rows(self, records: Sequence[Any]) -> bool:
+        """Compares rows with autograd's gradient; whether any parameter takes part in the loss at all."""
         self._forward_backward(records)
         expected = {name: gradient.clone() for name, gradient in self._gradients.raw_gradients()}
         rows = self._gradients.take_rows(len(records))
@@ -132,21 +133,28 @@ class IndependenceProbe:
                     f" {float(error / scale):.2g}): it is also used outside the forward of its module, where one"
                     " record's share cannot be seen. Call the module instead of reading its parameter, or freeze it."
                 )
+        return bool(rows)
 
     def _check_batch_size(self, records: Sequence[Any]) -> None:
         few, many = self._rows(records[:2]), self._rows(records[:4])
-        norms = record_norms(list(few.values()))
-        if not few or not bool((norms > 0).any()):
-            return
-        ratio = float((record_norms([row[:2] for row in many.values()]) / norms)[norms > 0].median())
-        if ratio > 1.5:
+        part, deterministic = slice(0, 2), self._deterministic(records)
+        if self._is_sum(few, many, part, deterministic):
             raise UnsupportedModelError(
-                f"The gradient of one record grows with the size of its batch (a factor of {ratio:.2g} from 2 to 4"
-                " records): the loss is a sum over records. Every gradient would be multiplied by the batch size and"
-                ' clipped away. Return the mean over the records, for example with `reduction="mean"`.'
+                "The gradient of one record grows with the size of its batch, twofold from 2 to 4 records: the loss is"
+                " a sum over records. Every gradient would be multiplied by the batch size and clipped away. Return the"
+                ' mean over the records, for example with `reduction="mean"`.'
             )
-        if self._deterministic(records):
-            self._compare(few, many, slice(0, 2), "the number of records in its batch")
+        if deterministic:
+            self._compare(few, many, part, "the number of records in its batch")
+
+    def _is_sum(self, few: dict[str, Tensor], many: dict[str, Tensor], part: slice, deterministic: bool) -> bool:
+        """Whether rows double with the batch: exactly, or nearly where dropout changes them too."""
+        norms = record_norms([row[part] for row in few.values()])
+        if not bool((norms > 0).any()):
+            return False
+        if deterministic:
+            return self._largest_change({name: 2 * row for name, row in few.items()}, many, part)[1] <= self._tolerance
+        return float((record_norms([row[part] for row in many.values()]) / norms)[norms > 0].median()) > 1.5
 
     def _check_others(self, records: Sequence[Any]) -> None:
         """Keeps the records of middling gradient and replaces the others, from the smallest gradients to the largest.
@@ -170,16 +178,24 @@ class IndependenceProbe:
         return all(torch.equal(row, first[name]) for name, row in second.items())
 
     def _compare(self, one: dict[str, Tensor], other: dict[str, Tensor], part: slice, what: str) -> None:
+        name, change = self._largest_change(one, other, part)
+        if change > self._tolerance:
+            raise UnsupportedModelError(
+                f"The gradient of one record for `{name}` depends on {what} (relative change {change:.2g}),"
+                " so clipping it does not bound that record's influence. Compute the loss of each record from that"
+                " record alone and average: no batch statistics, no contrastive or mixed records, no mean over"
+                " tokens or class weights of the whole batch."
+            )
+
+    def _largest_change(self, one: dict[str, Tensor], other: dict[str, Tensor], part: slice) -> tuple[str, float]:
+        """The parameter whose rows differ most, and by how much relative to the largest row over all parameters."""
         scale = record_norms([row[part] for row in one.values()]).max().clamp(min=torch.finfo(torch.float32).tiny)
-        for name, row in one.items():
-            difference = float((row[part] - other[name][part]).norm() / scale) if name in other else 1.0
-            if difference > self._tolerance:
-                raise UnsupportedModelError(
-                    f"The gradient of one record for `{name}` depends on {what} (relative change {difference:.2g}),"
-                    " so clipping it does not bound that record's influence. Compute the loss of each record from that"
-                    " record alone and average: no batch statistics, no contrastive or mixed records, no mean over"
-                    " tokens or class weights of the whole batch."
-                )
+        changes = {
+            name: float((row[part] - other[name][part]).norm() / scale) if name in other else 1.0
+            for name, row in one.items()
+        }
+        worst = max(changes, key=changes.__getitem__)
+        return worst, changes[worst]
 
 
 def _silent_replica(module: LightningModule) -> LightningModule:

@@ -78,23 +78,14 @@ class PrivateMechanism(Strategy):
     ) -> None:
         super().__init__()
         _packages.watch_for_other_package(type(self))
-        optional = (
-            ("noise_multiplier", noise_multiplier, _validate.non_negative),
-            ("sampling_rate", sampling_rate, _validate.probability),
-        )
-        for name, value, check in optional:
-            if value is not None:
-                check(name, value)
-        self._fixed_noise_multiplier = noise_multiplier
+        self._fixed_noise_multiplier = _validate.optional(_validate.non_negative, "noise_multiplier", noise_multiplier)
         self.max_grad_norm = _validate.positive("max_grad_norm", max_grad_norm)
-        self.sampling_rate = sampling_rate
+        self.sampling_rate = _validate.optional(_validate.probability, "sampling_rate", sampling_rate)
         self.delta = None if delta is None else _validate.delta(delta)
-        self.public_size = None if public_size is None else _validate.integer("public_size", public_size, minimum=1)
+        self.public_size = _validate.optional(_validate.integer, "public_size", public_size, minimum=1)
         self.previous_checkpoints = _validate.strings("previous_checkpoints", previous_checkpoints)
         self.allow_missing_ledger = _validate.flag("allow_missing_ledger", allow_missing_ledger)
-        self.insecure_seed = (
-            None if insecure_seed is None else _validate.integer("insecure_seed", insecure_seed, minimum=0)
-        )
+        self.insecure_seed = _validate.optional(_validate.integer, "insecure_seed", insecure_seed, minimum=0)
         self.ledger = Ledger()
         self._run: PrivateRun | None = None
         self._policy = PrivacyPolicy()

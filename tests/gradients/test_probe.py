@@ -204,3 +204,12 @@ def test_an_ordinary_mistake_in_the_module_stays_what_it_is(make_private_trainer
 
     with pytest.raises(AttributeError, match="missing"):
         make_private_trainer().fit(Custom(mistaken), make_loader())
+
+
+def test_a_loss_in_which_no_parameter_takes_part_gives_noise_only(make_private_trainer: TrainerFactory) -> None:
+    def detached(module: Any, x: Tensor, y: Tensor) -> Tensor:
+        return (x.detach().requires_grad_() ** 2).mean()
+
+    trainer = make_private_trainer(max_epochs=1)
+    trainer.fit(Custom(detached), make_loader())
+    assert trainer.strategy.ledger.num_updates == 4
