@@ -48,6 +48,14 @@ def probability(name: str, value: Any) -> float:
     return result
 
 
+def fraction(name: str, value: Any) -> float:
+    """A number in [0, 1]."""
+    result = number(name, value)
+    if not 0 <= result <= 1:
+        raise InvalidValueError(f"`{name}` is a share and must lie in [0, 1], got {value!r}.")
+    return result
+
+
 def delta(value: Any, name: str = "delta") -> float:
     """A number in (0, 1), the delta of a guarantee."""
     result = number(name, value)

@@ -20,6 +20,10 @@ class CalibrationError(PrivacyError, ValueError):
     """No admissible setting reaches the target; the message gives the reachable range."""
 
 
+class IncomparableError(PrivacyError, ValueError):
+    """Guarantees or mechanisms of different adjacency or unit cannot be composed, compared or converted."""
+
+
 class TrainerSettingsError(PrivacyError, MisconfigurationException):
     """A setting of the Trainer, or an optimizer, cannot be combined with private training."""
 
@@ -37,7 +41,7 @@ class BudgetExceededError(PrivacyError):
 
 
 class LedgerError(PrivacyError):
-    """A ledger contradicts another one, or is missing where privacy was spent."""
+    """A ledger is damaged, missing where privacy was spent, or cannot answer what it is asked."""
 
 
 class PrivacyViolationError(PrivacyError, RuntimeError):

@@ -1,25 +1,21 @@
-"""The least noise that keeps a run within a budget."""
+"""The noise and the sampling rate that use a budget up."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 from lightning_dp import _validate
+from lightning_dp.accounting import adjacency as adjacencies
+from lightning_dp.accounting.adjacency import Adjacency
 from lightning_dp.accounting.mechanisms import Composition, Gaussian, Mechanism, PoissonSampled
-from lightning_dp.errors import CalibrationError, InvalidValueError
+from lightning_dp.accounting.mechanisms.base import checked
+from lightning_dp.accounting.search import LANDING, LEDGER_HINT, Bracket, Budget, Knob, Meter, Spent, search
+from lightning_dp.errors import CalibrationError
 
-_LOWEST, _HIGHEST = 2.0**-10, 2.0**20  # noise multipliers searched
-_LANDING = 1e-6  # epsilon ends this close below its target
-_ITERATIONS = 100
-
-
-class _Point(NamedTuple):
-    """A noise multiplier that was tried and the epsilon it gave."""
-
-    log_sigma: float
-    epsilon: float
+LEAST_NOISE, MOST_NOISE = 2.0**-10, 1e9  # noise multipliers searched
+LEAST_RATE = 1e-9  # sampling rates searched, up to 1
+CLOSE = 0.999  # share of the target that counts as reaching it at an end of the range
+_LARGEST_EXPONENT = 700.0
 
 
 def calibrate_noise_multiplier(
@@ -29,91 +25,152 @@ def calibrate_noise_multiplier(
     sampling_rate: float,
     num_updates: int,
     spent: Mechanism | None = None,
+    adjacency: Adjacency = "add_remove",
 ) -> float:
-    """Smallest noise multiplier with which a run stays within ``(epsilon, delta)`` under add/remove adjacency.
+    """Smallest noise multiplier with which a run stays within ``(epsilon, delta)``.
 
     Args:
         epsilon: Target for everything together, finite and above 0.
         delta: In (0, 1).
         sampling_rate: Probability of each record to take part in an update, in (0, 1].
         num_updates: Noisy updates still to come, at least 1.
-        spent: What was released about the same records before.
+        spent: What was released about the same records before; nothing if ``None``. A ledger goes into
+            :func:`~lightning_dp.accounting.calculator.calculate_privacy`.
+        adjacency: Which data sets are neighbours.
 
     Returns:
         Noise over sensitivity; the run's epsilon is at most the target and above 0.9999 of it.
 
     Raises:
-        CalibrationError: If no noise multiplier reaches the target; the message gives the reachable range.
+        CalibrationError: No noise multiplier reaches the target; the message gives the reachable range.
+        InvalidValueError: An argument is out of range.
 
     Example:
         >>> sigma = calibrate_noise_multiplier(epsilon=3.0, delta=1e-5, sampling_rate=0.01, num_updates=1000)
         >>> round(sigma, 4)
         0.8136
     """
-    target = _validate.positive("epsilon", epsilon)
-    delta = _validate.delta(delta)
-    rate = _validate.probability("sampling_rate", sampling_rate)
-    updates = _validate.integer("num_updates", num_updates, 1)
-    if spent is not None and not isinstance(spent, Mechanism):
-        raise InvalidValueError(f"`spent` must be a mechanism or None, got {spent!r} of type {type(spent).__name__}.")
-    before = spent if spent is not None else Composition()
-
-    def achieved(log_sigma: float) -> float:
-        return (before + updates * PoissonSampled(Gaussian(math.exp(log_sigma)), rate)).epsilon(delta)
-
-    _check_spent(before, target, delta)
-    return _search(achieved, target, delta)
-
-
-def _check_spent(spent: Mechanism, target: float, delta: float) -> None:
-    already = spent.epsilon(delta)
-    if already >= target:
-        raise CalibrationError(
-            f"`epsilon={target}` at `delta={delta}` cannot be kept: what is already spent has epsilon {already:.6g}."
-            f" Choose a target above {already:.6g}."
-        )
-
-
-def _search(achieved: Callable[[float], float], target: float, delta: float) -> float:
-    """Secant steps on logarithms inside a bracket whose upper end always meets the target."""
-    low, high = _bracket(achieved, target, delta)
-    for turn in range(_ITERATIONS):
-        if high.epsilon >= target * (1 - _LANDING) or high.log_sigma - low.log_sigma < 1e-13:
-            break
-        middle = _between(low, high, target) if turn % 4 < 3 else (low.log_sigma + high.log_sigma) / 2
-        point = _Point(middle, achieved(middle))
-        low, high = (low, point) if point.epsilon <= target else (point, high)
-    return math.exp(high.log_sigma)
-
-
-def _between(low: _Point, high: _Point, target: float) -> float:
-    """Where the line through both points (logarithms of epsilon and of sigma) lies just below the target."""
-    if high.epsilon <= 0 or math.isinf(low.epsilon):
-        return (low.log_sigma + high.log_sigma) / 2
-    aim = math.log(target) - _LANDING / 2
-    share = (math.log(low.epsilon) - aim) / (math.log(low.epsilon) - math.log(high.epsilon))
-    share = min(max(share, 1e-7), 1 - 1e-7)
-    return low.log_sigma + share * (high.log_sigma - low.log_sigma)
-
-
-def _bracket(achieved: Callable[[float], float], target: float, delta: float) -> tuple[_Point, _Point]:
-    """Neighbouring points with epsilon above the target, and at most the target; strides grow."""
-    point = _Point(0.0, achieved(0.0))
-    stride = 0.25 if point.epsilon > target else -0.25
-    while True:
-        sigma = min(max(point.log_sigma + stride, math.log(_LOWEST)), math.log(_HIGHEST))
-        if sigma == point.log_sigma:
-            raise CalibrationError(_unreachable(point, target, delta))
-        following = _Point(sigma, achieved(sigma))
-        if (following.epsilon <= target) != (point.epsilon <= target):
-            return (point, following) if stride > 0 else (following, point)
-        point, stride = following, 2 * stride
-
-
-def _unreachable(end: _Point, target: float, delta: float) -> str:
-    relation, most = ("at least", "above") if end.epsilon > target else ("at most", "below")
-    return (
-        f"`epsilon={target}` at `delta={delta}` is out of reach: with noise multipliers from {_LOWEST:.3g} to"
-        f" {_HIGHEST:.3g} the run has epsilon {relation} {end.epsilon:.6g}."
-        f" Choose a target {most} {end.epsilon:.6g}, or other updates or sampling rate."
+    budget = Budget(
+        epsilon=_validate.positive("epsilon", epsilon),
+        delta=_validate.delta(delta),
+        spent=Spent(
+            Composition() if spent is None else checked("spent", spent, hint=LEDGER_HINT),
+            adjacencies.checked(adjacency),
+        ),
     )
+    rate = _validate.probability("sampling_rate", sampling_rate)
+    return solve_noise(open_meter(budget), rate, _validate.integer("num_updates", num_updates, 1))
+
+
+def open_meter(budget: Budget) -> Meter:
+    """A meter for what is left of the budget.
+
+    Raises:
+        CalibrationError: Nothing is left.
+    """
+    already = budget.spent_epsilon
+    if already >= budget.epsilon:
+        raise CalibrationError(
+            f"`epsilon={budget.epsilon:g}` at `delta={budget.delta:g}` cannot be kept: what is already spent has"
+            f" epsilon {already:.6g}. Choose a target above {already:.6g}."
+        )
+    return Meter(budget, already)
+
+
+def solve_noise(meter: Meter, sampling_rate: float, num_updates: int) -> float:
+    """The smallest noise multiplier that fits.
+
+    Raises:
+        CalibrationError: None fits, or each does.
+    """
+    knob = Knob(
+        run=lambda sigma: num_updates * PoissonSampled(Gaussian(sigma), sampling_rate),
+        place=lambda sigma: math.log(_step_mu(sampling_rate, sigma)),
+        value=lambda place: _noise_for(sampling_rate, math.exp(place)),
+        cheapest=MOST_NOISE,
+        dearest=LEAST_NOISE,
+    )
+    guess = _noise_for(sampling_rate, _step_left(meter, num_updates))
+    found = search(meter, knob, min(max(guess, LEAST_NOISE), MOST_NOISE))
+    return reached(
+        meter.budget,
+        found,
+        f"with noise multipliers from {LEAST_NOISE:.3g} to {MOST_NOISE:.3g}",
+        "updates or sampling rate",
+    )
+
+
+def search_rate(
+    meter: Meter, noise_multiplier: float, num_updates: int, *, least: float = LEAST_RATE, most: float = 1.0
+) -> Bracket:
+    """The largest sampling rate from ``least`` to ``most`` that fits."""
+    update = Gaussian(noise_multiplier)
+    knob = Knob(
+        run=lambda rate: num_updates * PoissonSampled(update, rate),
+        place=math.log,
+        value=lambda place: min(max(math.exp(place), least), most),
+        cheapest=least,
+        dearest=most,
+    )
+    return search(meter, knob, min(max(rate_guess(meter, noise_multiplier, num_updates), least), most))
+
+
+def rate_guess(meter: Meter, noise_multiplier: float, num_updates: int) -> float:
+    """The sampling rate that the Gaussian limit tells."""
+    return _step_left(meter, num_updates) / _step_mu(1.0, noise_multiplier, capped=False)
+
+
+def search_batch(meter: Meter, noise_multiplier: float, num_updates: int, num_records: int, most: int) -> Bracket:
+    """The largest expected batch size up to ``most`` that fits."""
+    update = Gaussian(noise_multiplier)
+    knob = Knob(
+        run=lambda batch: num_updates * PoissonSampled(update, batch / num_records),
+        place=math.log,
+        value=lambda place: min(max(math.floor(math.exp(place)), 1), most),
+        cheapest=1,
+        dearest=most,
+        whole=True,
+    )
+    guess = math.floor(rate_guess(meter, noise_multiplier, num_updates) * num_records)
+    return search(meter, knob, min(max(guess, 1), most))
+
+
+def reached(budget: Budget, found: Bracket, searched: str, others: str) -> float:
+    """The value that fits.
+
+    Raises:
+        CalibrationError: None fits, or each does.
+    """
+    if found.fits is not None and found.exceeds is not None:
+        return found.fits.value
+    if found.fits is not None and found.fits.epsilon >= CLOSE * budget.epsilon:
+        return found.fits.value
+    if found.fits is not None:
+        relation, side, end = "at most", "below", found.fits.epsilon
+    else:
+        relation, side, end = "at least", "above", math.inf if found.exceeds is None else found.exceeds.epsilon
+    target = f"`epsilon={budget.epsilon:g}` at `delta={budget.delta:g}` is out of reach"
+    if math.isinf(end):
+        raise CalibrationError(f"{target}: {searched} epsilon is infinite. Choose a `noise_multiplier` well above 0.")
+    raise CalibrationError(
+        f"{target}: {searched} the run has epsilon {relation} {end:.6g}. Choose a target {side} {end:.6g}, or change"
+        f" the {others}."
+    )
+
+
+def _step_left(meter: Meter, num_updates: int) -> float:
+    """The ``mu`` that one update may have in the limit."""
+    return meter.left * (1 - LANDING / 4) / math.sqrt(num_updates) / meter.budget.spent.reach
+
+
+def _step_mu(sampling_rate: float, sigma: float, *, capped: bool = True) -> float:
+    """``mu / sqrt(T)`` of the limit of ``T`` updates, at most that without sampling."""
+    exponent = min(sigma**-2, _LARGEST_EXPONENT) if sigma > 0 else _LARGEST_EXPONENT
+    sampled = sampling_rate * math.sqrt(math.expm1(exponent))
+    return min(sampled, 1 / sigma) if capped else sampled
+
+
+def _noise_for(sampling_rate: float, step_mu: float) -> float:
+    """The noise multiplier of which :func:`_step_mu` is the given one."""
+    sampled = 1 / math.sqrt(math.log1p((step_mu / sampling_rate) ** 2))
+    return min(sampled, 1 / step_mu)

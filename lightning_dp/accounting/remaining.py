@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from lightning_dp import _validate
-from lightning_dp.accounting.mechanisms import Composition, Mechanism
+import math
 
-_LIMIT = 10_000_000_000
+from lightning_dp import _validate
+from lightning_dp.accounting import adjacency as adjacencies
+from lightning_dp.accounting.adjacency import Adjacency
+from lightning_dp.accounting.mechanisms import Composition, Mechanism
+from lightning_dp.accounting.mechanisms.base import checked
+from lightning_dp.accounting.search import LEDGER_HINT, Bracket, Budget, Knob, Meter, Spent, search
+
+MOST_UPDATES = 10_000_000_000
 
 
 def updates_left(
-    update: Mechanism, *, epsilon: float, delta: float, spent: Mechanism | None = None, limit: int | None = None
+    update: Mechanism,
+    *,
+    epsilon: float,
+    delta: float,
+    spent: Mechanism | None = None,
+    limit: int | None = None,
+    adjacency: Adjacency = "add_remove",
 ) -> int:
     """Largest number of updates that keeps the whole within a budget.
 
@@ -17,33 +29,55 @@ def updates_left(
         update: What one update executes.
         epsilon: The budget, greater than 0.
         delta: In (0, 1).
-        spent: What was executed before; nothing if ``None``.
-        limit: Stop looking here, for example at the number of updates that are planned.
+        spent: What was released about the same records before; nothing if ``None``. A ledger goes into
+            :func:`~lightning_dp.accounting.calculator.calculate_privacy`.
+        limit: Stop looking here, for example at the number of updates that are planned; 10 billion if ``None``.
+        adjacency: Which data sets are neighbours.
 
     Returns:
-        The number ``n``, at most ``limit``: ``spent + n * update`` costs at most ``epsilon`` at ``delta``; 0 if
-        nothing fits.
+        The number ``n``, at most ``limit``: ``spent + n * update`` costs at most ``epsilon`` at ``delta``, and one
+        update more would cost more; 0 if nothing fits.
 
     Raises:
         InvalidValueError: An argument is out of range.
+
+    Example:
+        >>> from lightning_dp import Gaussian, PoissonSampled
+        >>> updates_left(PoissonSampled(Gaussian(1.0), 0.01), epsilon=2, delta=1e-5)
+        1202
     """
-    epsilon, delta = _validate.positive("epsilon", epsilon), _validate.delta(delta)
-    before = Composition() if spent is None else spent
-    upper = _LIMIT if limit is None else _validate.integer("limit", limit, minimum=0)
-
-    def fits(count: int) -> bool:
-        # Both are upper bounds, so either may decide; comparing delta is cheaper, since it searches no root.
-        total = before + count * update
-        return total.delta(epsilon) <= delta or total.epsilon(delta) <= epsilon
-
-    if not fits(0):
+    update = checked("update", update)
+    budget = Budget(
+        epsilon=_validate.positive("epsilon", epsilon),
+        delta=_validate.delta(delta),
+        spent=Spent(
+            Composition() if spent is None else checked("spent", spent, hint=LEDGER_HINT),
+            adjacencies.checked(adjacency),
+        ),
+    )
+    most = MOST_UPDATES if limit is None else _validate.integer("limit", limit, minimum=0)
+    spent_epsilon = budget.spent_epsilon
+    if most == 0 or spent_epsilon >= budget.epsilon:
         return 0
-    if limit is not None and fits(upper):
-        return upper
-    low, high = 0, min(1, upper)
-    while high < upper and fits(high):
-        low, high = high, min(2 * high, upper)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    found = search_updates(Meter(budget, spent_epsilon), update, most, guess=None if limit is None else most)
+    return 0 if found.fits is None else int(found.fits.value)
+
+
+def search_updates(meter: Meter, update: Mechanism, most: int, *, guess: int | None = None) -> Bracket:
+    """The largest number of updates that fits, up to ``most``.
+
+    Args:
+        meter: The budget.
+        update: What one update executes.
+        most: At least 1.
+        guess: The number to try first; what one large number of updates tells if ``None``.
+    """
+    knob = Knob(
+        run=lambda count: int(count) * update,
+        place=lambda count: math.log(count) / 2,
+        value=lambda place: min(max(math.floor(math.exp(2 * place)), 1), most),
+        cheapest=1,
+        dearest=most,
+        whole=True,
+    )
+    return search(meter, knob, min(guess or 1000, most))

@@ -84,7 +84,9 @@ class PrivateRun:
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation of the noise over ``max_grad_norm``."""
-        return self.mechanism.mechanism.noise_multiplier
+        mechanism = self.mechanism.mechanism
+        assert isinstance(mechanism, Gaussian)
+        return mechanism.noise_multiplier
 
     def make_loader(self, loader: DataLoader[Any], plan: SamplingPlan, rank: int) -> PrivateDataLoader:
         """Replaces the user's loader by a Poisson one.

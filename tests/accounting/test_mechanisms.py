@@ -79,7 +79,7 @@ def test_plain_data_round_trip_through_json_is_exact(mechanism: Mechanism):
         [],
         "gaussian",
         {},
-        {"kind": "laplace", "noise_multiplier": 1.0},
+        {"kind": "geometric", "noise_multiplier": 1.0},
         {"kind": ["gaussian"]},
         {"kind": "gaussian"},
         {"kind": "poisson_sampled", "sampling_rate": 0.1},
@@ -110,10 +110,15 @@ def test_bad_sampling_rate_is_refused(value):
         PoissonSampled(Gaussian(1.0), value)
 
 
-@pytest.mark.parametrize("mechanism", [1.0, "gaussian", STEP, 2 * STEP])
-def test_only_a_gaussian_can_be_sampled(mechanism):
-    with pytest.raises(InvalidValueError, match="must be a Gaussian"):
+@pytest.mark.parametrize("mechanism", [1.0, "gaussian", 2 * STEP, Composition()])
+def test_only_one_release_can_be_sampled(mechanism):
+    with pytest.raises(InvalidValueError, match="must be one release"):
         PoissonSampled(mechanism, 0.1)
+
+
+def test_rates_of_samples_of_samples_must_not_vanish():
+    with pytest.raises(InvalidValueError, match="sampling_rate"):
+        PoissonSampled(PoissonSampled(Gaussian(1.0), 1e-200), 1e-200)
 
 
 @pytest.mark.parametrize("count", ["3", 2.5, None, True, -1, 2**54])

@@ -1,0 +1,354 @@
+"""Sums over the output of one Poisson-sampled Gaussian step: its moments and its characteristic function.
+
+With ``x ~ N(0, 1)`` in units of the noise and ``l(x) = log(1 - q + q exp(x / sigma - 1 / (2 sigma^2)))``, the density
+of ``P`` over that of ``x`` is ``exp(D(x))`` and the loss is ``L(x)``, where ``(D, L)`` is ``(l, l)`` when removing a
+record, ``(0, -l)`` when adding one, and ``(l, l(x) - l(-x))`` when replacing one. All expectations are integrals of
+``phi(x) exp(D(x) + z L(x))``, analytic for ``|Im x| < pi sigma``, by the trapezoid rule.
+
+The error of the rule with step ``h`` is at most ``(M_+ + M_-) / (exp(2 pi a / h) - 1)``, where ``M_+`` and ``M_-`` are
+the integrals of the modulus along the lines at distance ``a`` on both sides (Trefethen and Weideman, 2014, Theorem
+5.1). They follow from ``|l|``: with ``w`` the posterior probability that the record was sampled and ``b = a / sigma``,
+``|exp l(x + ia)|^2 = exp(2 l(x)) (1 - 2 w (1 - w) (1 - cos b))``. So the step is chosen such that the error is below
+``exp(-44)``, once and for all; no refinement is needed.
+
+Where ``exp(i t L)`` would oscillate, the line of integration is moved off the real axis, to the side where it decays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr, ndtri_exp
+
+from lightning_dp.accounting.profile.losses import Complexes, Floats, SampledGaussianLoss
+
+_DIGITS, _SPLIT_DIGITS = 44.0, 62.0  # -log of the error of a sum; hits may be far rarer than the rest
+_CUT, _SPLIT_CUT = 50.0, 90.0  # nodes whose weight is below exp(-50) of the largest are negligible
+_MARGIN = 10.5  # a unit Gaussian has fallen by exp(-55) there
+_EDGE = 0.5  # width of the smooth edge of a cut
+_MOST_NODES = 60_000
+_SHIFT_RATIO = 2.5
+_STRIPS = 10  # widths of the strip that are tried
+_LARGEST = 340.0  # exponents are split there, so that squares stay in range
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sampled Gaussian step, possibly without its largest losses, possibly split into rare hits and the rest.
+
+    Args:
+        loss: The step.
+        cut: Outputs far above this ``x`` count as infinite loss, with a smooth edge. Without rare huge losses a tilt
+            can be strong enough for the bulk of the distribution.
+        edge: Width of the edge of the cut.
+        split: Outputs above this ``x`` are hits, again with a smooth edge.
+        split_edge: Width of that edge.
+    """
+
+    loss: SampledGaussianLoss
+    cut: float = math.inf
+    edge: float = _EDGE
+    split: float = math.inf
+    split_edge: float = _EDGE
+
+    @property
+    def is_split(self) -> bool:
+        """Whether hits are told from the rest."""
+        return self.split != math.inf
+
+    @property
+    def digits(self) -> float:
+        """Minus the logarithm of the error of sums over nodes that is aimed at."""
+        return _SPLIT_DIGITS if self.is_split else _DIGITS
+
+    @property
+    def error(self) -> float:
+        """Bound of the error of every sum over nodes, relative to the tilted total."""
+        return 5 * math.exp(-self.digits)
+
+    @property
+    def depth(self) -> float:
+        """Nodes whose weight is below ``exp(-depth)`` of the largest are negligible."""
+        return _SPLIT_CUT if self.is_split else _CUT
+
+    @property
+    def infinite(self) -> float:
+        """Probability that is counted as infinite loss."""
+        if math.isinf(self.cut):
+            return 0.0
+        q, width = self.loss.sampling_rate, math.hypot(1.0, self.edge)
+        return float(q * ndtr((1 / self.loss.sigma - self.cut) / width) + (1 - q) * ndtr(-self.cut / width))
+
+    def without_tail(self, log_probability: float) -> Step:
+        """The step whose largest losses, of the given probability, count as infinite (nothing when adding)."""
+        if self.loss.direction == "add":
+            return self
+        near = -float(ndtri_exp(min(-1.0, log_probability - math.log(2 * self.loss.sampling_rate))))
+        far = -float(ndtri_exp(min(-1.0, log_probability - math.log(2))))
+        width = math.hypot(1.0, _EDGE)
+        return replace(self, cut=max(1 / self.loss.sigma + near * width, far * width))
+
+    def split_at(self, loss: float) -> Step:
+        """The same with outputs of more than this loss as hits (when removing a record)."""
+        q, sigma = self.loss.sampling_rate, self.loss.sigma
+        argument = math.log1p(math.expm1(loss) / q) if loss < 700 else loss - math.log(q)
+        posterior = -math.expm1(math.log1p(-q) - loss)
+        width = min(_EDGE, sigma * loss / posterior / 6)
+        return replace(self, split=sigma * argument + 1 / (2 * sigma), split_edge=width)
+
+    @property
+    def bulk(self) -> Step:
+        """The part below the split."""
+        return replace(self, cut=self.split, edge=self.split_edge, split=math.inf)
+
+    @property
+    def whole(self) -> Step:
+        """The step without its split."""
+        return replace(self, split=math.inf)
+
+    @property
+    def farthest_shift(self) -> float:
+        """Largest useful distance of the line of integration from the real axis."""
+        edge = min(self.edge if math.isfinite(self.cut) else 1.0, self.split_edge if self.is_split else 1.0)
+        return min(2.0, 0.45 * math.pi * self.loss.sigma, 3 * edge)  # the modulus of an edge grows like exp(s^2 / 2)
+
+    def spacing(self, c: float, shift: float) -> float:
+        """Distance of nodes on ``Im x = shift`` whose sums are exact to :attr:`error` for all tilts up to ``c``.
+
+        On the real axis (shift 0) that holds without oscillation, so that both sides of the strip may be wide.
+        """
+        return _spacing(self, 0.0 if self.loss.direction == "remove" else c, shift)
+
+    def nodes(self, c: float, shift: float = 0.0) -> Nodes:
+        """The nodes for tilts up to ``c`` on ``Im x = shift``.
+
+        Raises:
+            ArithmeticError: There would be too many.
+        """
+        spacing = self.spacing(c, shift)
+        low, high = self._range(c)
+        if not (high - low) / spacing < _MOST_NODES:
+            raise ArithmeticError(f"A tilt of {c} takes too many nodes.")
+        return _nodes(self, spacing, math.floor(low / spacing), math.ceil(high / spacing), shift)
+
+    def _range(self, c: float) -> tuple[float, float]:
+        """An interval outside which the tilted density, for every tilt from 0 to ``c``, is negligible.
+
+        The largest stationary point solves ``x = order * posterior(x) / sigma``; iterating from above reaches it.
+        When adding a record the density is log-concave, with its mode below 0.
+        """
+        if self.loss.direction == "add":
+            return self._lowest_mode(-c / self.loss.sigma) - _MARGIN, _MARGIN
+        rest = c / self.loss.sigma * self.posterior(0.0) if self.loss.direction == "replace" else 0.0
+        shift = (1 + c) / self.loss.sigma
+        highest = min(shift + rest, self.cut)
+        for _ in range(60):
+            previous, highest = highest, min(highest, shift * self.posterior(highest) + rest)
+            if previous - highest < 0.1:
+                break
+        width = _MARGIN
+        while self._log_density(highest + width, 1 + c) > max(0.0, self._log_density(highest, 1 + c)) - self.depth:
+            width *= 1.3
+        return -_MARGIN, min(highest + width, self.cut + _MARGIN * self.edge)
+
+    def _lowest_mode(self, shift: float) -> float:
+        low, high = shift * self.posterior(0.0), 0.0
+        while high - low > 0.5:
+            middle = (low + high) / 2
+            low, high = (middle, high) if middle < shift * self.posterior(middle) else (low, middle)
+        return low
+
+    @cached_property
+    def _logit_at_0(self) -> float:
+        q, sigma = self.loss.sampling_rate, self.loss.sigma
+        return math.log(q) - math.log1p(-q) - 1 / (2 * sigma**2)
+
+    def _logit(self, x: float) -> float:
+        return self._logit_at_0 + x / self.loss.sigma
+
+    def posterior(self, x: float) -> float:
+        """Probability that the record was sampled, given the output ``x`` in units of the noise."""
+        logit = self._logit(x)
+        return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+
+    def _log_density(self, x: float, order: float) -> float:
+        logit = self._logit(x)
+        softplus = max(logit, 0.0) + math.log1p(math.exp(-abs(logit)))
+        return -(x**2) / 2 + order * (math.log1p(-self.loss.sampling_rate) + softplus)
+
+
+@lru_cache(maxsize=4096)
+def _spacing(step: Step, negative_power: float, shift: float) -> float:
+    """The widest spacing over several widths of the strip; off the real axis the strip reaches down to it."""
+    sigma, posterior = step.loss.sigma, min(0.5, step.posterior(_MARGIN))
+    mixed = 2 * posterior * (1 - posterior)
+    edges = [width for place, width in ((step.cut, step.edge), (step.split, step.split_edge)) if math.isfinite(place)]
+    widths = [shift] if shift else [min(0.95 * math.pi * sigma, 9.0) * 0.75**k for k in range(_STRIPS)]
+    best = 0.0
+    for width in widths:
+        reach = 2 * shift or width
+        # The logarithm of the integral of the modulus at that distance from the real axis, over that on it.
+        growth = reach**2 / 2
+        if negative_power:
+            growth -= negative_power / 2 * math.log1p(-mixed * (1 - math.cos(min(reach / sigma, math.pi * (1 - 1e-9)))))
+        for edge in edges:  # |Phi(u + iv)| <= exp(v^2 / 2) (Phi(u) + v phi(u)), and phi(u) <= 11 Phi(u) down to -10.5
+            growth += (reach / edge) ** 2 / 2 + math.log1p(11 * reach / edge)
+        best = max(best, 2 * math.pi * width / (step.digits + growth))
+    return best
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """Nodes on a line ``Im x = +-shift``, each array ``(nodes,)``; the sign is the one with ``Im L >= 0``.
+
+    Attributes:
+        x: Real part of the nodes.
+        log_base: Logarithm of the modulus of weight times ``phi``.
+        density: Real part of ``D``.
+        phase: Argument of weight times ``phi exp(D)``.
+        loss: Real part of ``L``.
+        turn: Imaginary part of ``L``.
+        slope: Derivative of the imaginary part of ``L`` by the shift, at 0.
+        size: Bound of the rounding error of ``L``, in units of the rounding unit.
+        missing: Probability under ``N(0, 1)`` that the cut took away.
+    """
+
+    x: Floats
+    log_base: Floats
+    density: Floats
+    phase: Floats
+    loss: Floats
+    turn: Floats
+    slope: Floats
+    size: Floats
+    missing: float
+
+
+@lru_cache(maxsize=1024)
+def _nodes(step: Step, spacing: float, low: int, high: int, shift: float) -> Nodes:
+    x = spacing * np.arange(low, high + 1, dtype=np.float64)
+    log_density, density_turn, loss, turn, slope, size = _on_line(step.loss, x, shift)
+    log_base = (shift**2 - x**2) / 2 + math.log(spacing / math.sqrt(2 * math.pi))
+    phase = density_turn + (x * shift if step.loss.direction == "add" else -x * shift)
+    missing = 0.0
+    if math.isfinite(step.cut):
+        kept = ndtr((step.cut - x - 1j * shift) / step.edge)
+        log_base = log_base + np.log(np.maximum(np.abs(kept), 1e-300))
+        phase = phase + np.angle(kept)
+        missing = float(ndtr(-step.cut / math.hypot(1.0, step.edge)))
+    return Nodes(x, log_base, log_density, phase, loss, turn, slope, size, missing)
+
+
+def _on_line(loss: SampledGaussianLoss, x: Floats, shift: float | Floats) -> tuple[Floats, ...]:
+    """Real and imaginary part of ``D`` and of ``L``, the slope of the latter by the shift, and rounding sizes."""
+    q, sigma, direction = loss.sampling_rate, loss.sigma, loss.direction
+    argument = x / sigma - 1 / (2 * sigma**2)
+    value, turn, posterior = _log_ratio(q, argument, shift / sigma)
+    size = np.abs(value) + posterior * np.abs(argument)
+    if direction == "remove":
+        return value, turn, value, turn, posterior / sigma, size
+    if direction == "add":
+        zero = np.zeros_like(value)
+        return zero, zero, -value, turn, posterior / sigma, size
+    mirrored = -x / sigma - 1 / (2 * sigma**2)
+    other, other_turn, other_posterior = _log_ratio(q, mirrored, shift / sigma)
+    other_size = np.abs(other) + other_posterior * np.abs(mirrored)
+    return value, turn, value - other, turn + other_turn, (posterior + other_posterior) / sigma, size + other_size
+
+
+def _log_ratio(q: float, argument: Floats, angle: float | Floats) -> tuple[Floats, Floats, Floats]:
+    """``log(1 - q + q exp(argument + i angle))``, exact to rounding for tiny ``q`` and for large arguments.
+
+    Returns:
+        Real and imaginary part, and the posterior ``q exp(argument) / (1 - q + q exp(argument))``.
+    """
+    near = np.minimum(argument, _LARGEST)
+    growth = np.expm1(near)
+    plain = np.log1p(q * growth)
+    posterior = q * (growth + 1) * np.exp(-plain)
+    if isinstance(angle, float) and angle == 0:
+        return plain + (argument - near), np.zeros_like(argument), posterior
+    real = q * (growth * np.cos(angle) - 2 * np.sin(angle / 2) ** 2)
+    imaginary = q * (growth + 1) * np.sin(angle)
+    squared = real * (2 + real) + imaginary**2
+    value = np.log1p(np.maximum(squared, -0.5)) / 2
+    if squared.min() < -0.5:
+        value = np.where(squared < -0.5, np.log(np.maximum(np.hypot(1 + real, imaginary), 1e-300)), value)
+    return value + (argument - near), np.arctan2(imaginary, 1 + real), posterior
+
+
+@dataclass(frozen=True, eq=False)
+class TiltedStep:
+    """The loss under the tilt ``exp(c * loss)``: weights at complex deviations from its mean, on a shifted line.
+
+    Attributes:
+        weights: Weights, of sum 1 for the whole loss, ``(nodes,)``.
+        deviations: Loss minus mean, of non-negative imaginary part, ``(nodes,)``.
+        size: Bound of the rounding error of the loss, averaged with the moduli of the weights.
+    """
+
+    weights: Complexes
+    deviations: Complexes
+    size: float
+
+
+@lru_cache(maxsize=1024)
+def tilted(step: Step, c: float, mean: float) -> TiltedStep:
+    """The step under a tilt; only its hits if it is split."""
+    shift = step.farthest_shift
+    nodes = step.nodes(c, shift)
+    modulus = nodes.log_base + nodes.density + c * nodes.loss
+    kept = modulus > modulus.max() - step.depth
+    weights = np.exp(modulus[kept] - modulus.max() + 1j * (nodes.phase[kept] + c * nodes.turn[kept]))
+    weights /= weights.sum()
+    x, deviations, size = nodes.x[kept], nodes.loss[kept] - mean + 1j * nodes.turn[kept], nodes.size[kept]
+    if step.is_split:
+        weights = weights * ndtr((x + 1j * shift - step.split) / step.split_edge)
+        above = np.abs(weights) > 1e-24 * np.abs(weights).max()
+        weights, deviations, size = weights[above], deviations[above], size[above]
+    return TiltedStep(weights, deviations, float(np.abs(weights) @ size))
+
+
+def modulus_bounds(
+    step: Step, tilts: tuple[float, float], cumulant: float, edges: Floats, hits: bool = False
+) -> Floats:
+    """Bounds of ``log |f(t')|`` under the tilt, for all ``t' >= t``, at each ``t`` of ``edges``.
+
+    The modulus is at most the integral of the modulus along any line, where ``exp(-t Im L)`` damps. The line for each
+    ``t`` is the one that is best for a Gaussian loss, or twice as far, which damps rare large losses too.
+
+    Args:
+        step: The step.
+        tilts: The tilt ``c``, and the largest one whose nodes are at hand.
+        cumulant: Logarithm of the tilted total.
+        edges: Increasing, ``(t,)``.
+        hits: Bound the part above the split only.
+    """
+    c, nodes = tilts[0], step.nodes(tilts[1])
+    modulus = nodes.log_base + nodes.density + c * nodes.loss - cumulant
+    kept = modulus > -step.depth
+    weights, slope = np.exp(modulus[kept]), nodes.slope[kept]
+    if hits:
+        shifts = [np.full_like(edges, step.farthest_shift * _SHIFT_RATIO**-k) for k in range(6)]
+    else:
+        mean = float(weights @ slope)
+        best = edges * mean / (1 + edges**2 * (float(weights @ slope**2) - mean**2))
+        shifts = [np.minimum(shift, step.farthest_shift) for shift in (best, 2 * best)]
+    far = np.concatenate(shifts)[:, None]
+    density, _, loss, turn, _, _ = _on_line(step.loss, nodes.x[kept], far)
+    exponent = (
+        far**2 / 2 + nodes.log_base[kept] + density + c * loss - np.tile(edges, len(shifts))[:, None] * turn - cumulant
+    )
+    if math.isfinite(step.cut):
+        place = (step.cut - nodes.x[kept]) / step.edge
+        exponent += np.log(np.maximum(np.abs(ndtr(place - 1j * far / step.edge)), 1e-300)) - log_ndtr(place)
+    if hits:
+        above = (nodes.x[kept] - step.split + 1j * far) / step.split_edge
+        exponent += np.log(np.maximum(np.abs(ndtr(above)), 1e-300))
+    # The modulus is analytic in a strip that is narrower by the shift.
+    left = 1 - far[:, 0] / (0.95 * math.pi * step.loss.sigma)
+    bounds = np.log(np.exp(exponent).sum(axis=1) + 5 * np.exp(-step.digits * left))
+    return np.asarray(bounds.reshape(len(shifts), -1).min(axis=0), dtype=np.float64)
