@@ -19,7 +19,7 @@ from lightning_dp import _validate
 
 KEY_BYTES = 32
 
-Purpose = Literal["sampling", "noise"]
+Purpose = Literal["sampling", "noise", "release"]
 
 
 def secret_key() -> bytes:
