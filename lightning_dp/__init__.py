@@ -1,28 +1,54 @@
 """Differentially private training of unedited PyTorch Lightning modules.
 
-Importing registers the strategy ``"private"`` with Lightning and does nothing else.
+Importing registers the strategy ``"private"`` with Lightning and the accountant ``"contour"`` with Opacus, and does
+nothing else.
 """
 
 from lightning_dp import errors
 from lightning_dp._version import __version__
 from lightning_dp.accounting import (
+    ApproximateDP,
     Composition,
+    ExponentialMechanism,
     Gaussian,
     Guarantee,
+    Laplace,
     Ledger,
     LedgerEntry,
     Mechanism,
     PoissonSampled,
+    PrivacyProfile,
+    PrivacySettings,
+    RandomizedResponse,
+    RenyiFilter,
+    RenyiOdometer,
+    advanced_composition,
+    basic_composition,
+    calculate_privacy,
     calibrate_noise_multiplier,
+    central_limit_epsilon_not_a_bound,
+    group_privacy,
     updates_left,
 )
 from lightning_dp.callbacks import NonPrivateBaseline, PrivacyBudget, PrivacyMonitor
+from lightning_dp.integrations import ContourAccountant
+from lightning_dp.releases import (
+    exponential_mechanism,
+    gaussian_mechanism,
+    gaussian_noise_multiplier,
+    laplace_mechanism,
+    randomized_response,
+)
 from lightning_dp.strategies import PrivateStrategy
 
 __all__ = [
+    "ApproximateDP",
     "Composition",
+    "ContourAccountant",
+    "ExponentialMechanism",
     "Gaussian",
     "Guarantee",
+    "Laplace",
     "Ledger",
     "LedgerEntry",
     "Mechanism",
@@ -30,9 +56,24 @@ __all__ = [
     "PoissonSampled",
     "PrivacyBudget",
     "PrivacyMonitor",
+    "PrivacyProfile",
+    "PrivacySettings",
     "PrivateStrategy",
+    "RandomizedResponse",
+    "RenyiFilter",
+    "RenyiOdometer",
     "__version__",
+    "advanced_composition",
+    "basic_composition",
+    "calculate_privacy",
     "calibrate_noise_multiplier",
+    "central_limit_epsilon_not_a_bound",
     "errors",
+    "exponential_mechanism",
+    "gaussian_mechanism",
+    "gaussian_noise_multiplier",
+    "group_privacy",
+    "laplace_mechanism",
+    "randomized_response",
     "updates_left",
 ]
