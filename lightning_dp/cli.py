@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_dp import _validate
 from lightning_dp._version import __version__
-from lightning_dp.accounting import Gaussian, PoissonSampled
-from lightning_dp.accounting.guarantee import format_epsilon
-from lightning_dp.errors import PrivacyError
+from lightning_dp.accounting import Ledger, Mechanism, mechanism_from_dict
+from lightning_dp.accounting.adjacency import ADJACENCIES
+from lightning_dp.accounting.calculator import calculate_privacy
+from lightning_dp.errors import LedgerError, PrivacyError
 
 LIGHTNING_COMMANDS = {
     "fit": "train, privately if the configuration says `strategy: private`",
@@ -37,26 +40,85 @@ Calculators:
 Examples:
   lightning-dp fit --config recipes/digits/mlp_eps3.yaml
   lightning-dp epsilon --noise-multiplier 1 --sampling-rate 0.01 --updates 1000 --delta 1e-5
+  lightning-dp epsilon --epsilon 3 --delta 1e-5 --batch-size 600 --num-records 60000 --epochs 10
 """
 
 
 def add_epsilon_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``lightning-dp epsilon``."""
-    parser.add_argument("--noise-multiplier", type=float, required=True, help="noise std over the clip norm, >= 0")
-    parser.add_argument("--sampling-rate", type=float, required=True, help="chance of a record to be drawn, in (0, 1]")
-    parser.add_argument("--updates", type=int, required=True, help="number of updates, >= 0")
-    parser.add_argument("--delta", type=float, required=True, help="delta of the guarantee, in (0, 1)")
+    budget = parser.add_argument_group("budget")
+    budget.add_argument("--epsilon", type=float, metavar="E", help="of the run and all that was spent before, > 0")
+    budget.add_argument("--delta", type=float, metavar="D", help="in (0, 1), well below one over the number of records")
+    noise = parser.add_argument_group("noise")
+    noise.add_argument(
+        "--noise-multiplier", type=float, metavar="S", help="noise standard deviation over the clip norm, >= 0"
+    )
+    sampling = parser.add_argument_group("sampling (a rate, or a batch size with the number of records)")
+    sampling.add_argument(
+        "--sampling-rate", type=float, metavar="Q", help="chance of a record to be in an update, in (0, 1]"
+    )
+    sampling.add_argument("--batch-size", type=int, metavar="B", help="expected records in an update, >= 1")
+    sampling.add_argument(
+        "--num-records", type=int, metavar="N", help="records in the data set; a rate that is solved for is B/N then"
+    )
+    length = parser.add_argument_group("length (one of)")
+    length.add_argument("--updates", type=int, metavar="T", help="number of noisy updates, >= 0")
+    length.add_argument(
+        "--epochs", type=float, metavar="K", help="passes over the data, of 1/Q updates each, rounded up"
+    )
+    reading = parser.add_argument_group("reading")
+    reading.add_argument(
+        "--adjacency", choices=ADJACENCIES, metavar="A", help="which data sets are neighbours (default: add_remove)"
+    )
+    reading.add_argument(
+        "--spent",
+        type=Path,
+        metavar="FILE",
+        help="JSON of what was released before: `Ledger.state_dict()` or `Mechanism.to_dict()`",
+    )
+    reading.add_argument("--json", action="store_true", help="print one JSON object with all digits")
 
 
 def epsilon(options: argparse.Namespace) -> None:
-    """Print the exact epsilon of a number of Poisson-sampled Gaussian updates (add/remove adjacency)."""
-    updates = _validate.integer("updates", options.updates, minimum=0)
-    run = updates * PoissonSampled(Gaussian(options.noise_multiplier), options.sampling_rate)
-    shown = format_epsilon(run.epsilon(options.delta), decimals=6)
-    print(f"epsilon = {shown} at delta = {options.delta:g} (add_remove, {updates:,} updates)")
+    """Solve for epsilon, delta, noise, sampling rate or updates: give all but one of them.
+
+    The answer is on the safe side, for updates with Poisson sampling and Gaussian noise. Epochs become updates, and
+    batch sizes rates, first.
+    """
+    settings = calculate_privacy(
+        epsilon=options.epsilon,
+        delta=options.delta,
+        noise_multiplier=options.noise_multiplier,
+        sampling_rate=options.sampling_rate,
+        batch_size=options.batch_size,
+        num_records=options.num_records,
+        num_updates=_validate.optional(_validate.integer, "updates", options.updates, minimum=0),
+        epochs=options.epochs,
+        spent=None if options.spent is None else _read_spent(options.spent),
+        adjacency=options.adjacency,
+    )
+    print(json.dumps(settings.to_dict()) if options.json else settings)
+
+
+def _read_spent(path: Path) -> Ledger | Mechanism:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"`--spent {path}` cannot be read as JSON: {error}") from error
+    if not isinstance(data, dict) or "entries" not in data:
+        return mechanism_from_dict(data)
+    kind = {name: data[name] for name in ("adjacency", "unit", "rows_per_unit") if name in data}
+    ledger = Ledger(**kind)
+    ledger.merge(data)
+    return ledger
 
 
 CALCULATORS = {"epsilon": (epsilon, add_epsilon_arguments)}
+_CALCULATOR_USAGE = {
+    "epsilon": """%(prog)s [--epsilon E] [--delta D] [--noise-multiplier S]
+         [--sampling-rate Q | --batch-size B --num-records N] [--updates T | --epochs K]
+         [--adjacency {add_remove,replace_one,zero_out}] [--spent FILE] [--json]"""
+}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -89,12 +151,17 @@ def _usage() -> str:
 
 def _calculate(command: str, arguments: list[str]) -> None:
     function, add_arguments = CALCULATORS[command]
-    parser = argparse.ArgumentParser(prog=f"lightning-dp {command}", description=function.__doc__)
+    parser = argparse.ArgumentParser(
+        prog=f"lightning-dp {command}",
+        description=function.__doc__,
+        allow_abbrev=False,
+        usage=_CALCULATOR_USAGE[command],
+    )
     add_arguments(parser)
     try:
         function(parser.parse_args(arguments))
     except PrivacyError as error:
-        parser.error(str(error))
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
 def _lightning(arguments: list[str] | None) -> None:

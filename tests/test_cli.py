@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lightning_dp
+from lightning_dp import Gaussian, Ledger, PoissonSampled
 from lightning_dp.cli import main
 
 
@@ -35,6 +38,104 @@ def test_epsilon_names_a_value_that_is_out_of_range(
         main(["epsilon", *(f"{key}={text}" for key, text in options.items())])
     assert stop.value.code == 2
     assert f"`{name}`" in capsys.readouterr().err
+
+
+def run(line: str) -> None:
+    main(line.split())
+
+
+FIVE = {"--epsilon": "3", "--delta": "1e-5", "--noise-multiplier": "1", "--sampling-rate": "0.01", "--updates": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "line"),
+    [
+        ("--epsilon", "epsilon = 1.828237 at delta = 1e-05 (add_remove, 1,000 updates)"),
+        ("--delta", "epsilon = 3.000000 at delta = 9.22209e-10 (add_remove, 1,000 updates)  <- delta solved for"),
+        ("--noise-multiplier", "  noise multiplier  0.813587  <- solved for"),
+        ("--sampling-rate", "  sampling rate     0.0157581  <- solved for"),
+        ("--updates", "  updates           2,666 (26.66 epochs of 100)  <- solved for"),
+    ],
+)
+def test_epsilon_solves_for_what_is_left_out(left_out: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["epsilon", *(f"{option}={value}" for option, value in FIVE.items() if option != left_out)])
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_epsilon_takes_batches_and_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    run("epsilon --epsilon 3 --delta 1e-5 --batch-size 600 --num-records 60000 --epochs 10")
+    shown = capsys.readouterr().out
+    assert "batches of 600 of 60,000 records" in shown
+    assert "1,000 (10 epochs of 100)" in shown
+
+
+def test_epsilon_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    run("epsilon --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --updates 1000 --adjacency replace_one --json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["solved_for"] == "noise_multiplier"
+    assert found["adjacency"] == "replace_one"
+    updates = 1000 * PoissonSampled(Gaussian(found["noise_multiplier"]), 0.01)
+    assert updates.epsilon(1e-5, adjacency="replace_one") == found["epsilon"]
+
+
+def spent_files() -> dict[str, dict[str, Any]]:
+    ledger = Ledger()
+    mechanism = 500 * PoissonSampled(Gaussian(1.0), 0.01)
+    ledger.record(mechanism)
+    return {"ledger": ledger.state_dict(), "mechanism": mechanism.to_dict()}
+
+
+@pytest.mark.parametrize("kind", ["ledger", "mechanism"])
+def test_epsilon_adds_what_was_spent_before(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "spent.json"
+    file.write_text(json.dumps(spent_files()[kind]))
+    run(f"epsilon --noise-multiplier 1 --sampling-rate 0.01 --updates 500 --delta 1e-5 --spent {file}")
+    shown = capsys.readouterr().out
+    assert shown.startswith("epsilon = 1.828237 at delta = 1e-05 (add_remove, 500 updates)")
+    assert "spent before      epsilon = 1.326" in shown
+
+
+@pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
+def test_epsilon_reads_the_ledgers_own_adjacency(
+    adjacency: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "spent.json"
+    file.write_text(json.dumps(Ledger(adjacency=adjacency, unit="user", rows_per_unit=2).state_dict()))
+    run(f"epsilon --noise-multiplier 3 --sampling-rate 0.01 --updates 500 --delta 1e-5 --spent {file}")
+    assert f"({adjacency}, 500 updates)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--epsilon 3 --delta 1e-5", "Leave out exactly one"),
+        ("--epsilon 3 --delta 1e-5 --batch-size 5 --updates 7", "`num_records`"),
+        ("--epsilon 1 --delta 1e-5 --sampling-rate 1 --noise-multiplier 1", "Choose a target above 4.37718"),
+        ("--delta 1e-5 --sampling-rate 1 --noise-multiplier 1 --updates 1 --spent missing.json", "missing.json"),
+        ("--delta 1e-5 --sampling-rate 1 --noise-multiplier 1 --updates 1 --spent {list}", "kind"),
+        ("--delta 1e-5 --sampling-rate 1 --noise-multiplier 1 --updates 1 --spent {text}", "JSON"),
+    ],
+)
+def test_a_mistake_in_epsilon_is_one_line(
+    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "text.json").write_text("not json")
+    with pytest.raises(SystemExit) as stop:
+        main(["epsilon", *options.format(list=tmp_path / "list.json", text=tmp_path / "text.json").split()])
+    shown = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in shown
+    assert shown.count("\n") == 1
+
+
+def test_epsilon_help_names_every_option_with_its_range(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["epsilon", "--help"])
+    shown = capsys.readouterr().out
+    options = [*FIVE, "--batch-size", "--num-records", "--epochs", "--adjacency", "--spent", "--json"]
+    assert all(f"\n  {option}" in shown for option in options)
+    assert "(0, 1]" in shown
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
