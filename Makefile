@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-EXTRAS := cli,plot,rich,recipes,test,docs,lint
+EXTRAS := cli,plot,rich,recipes,test,bench,docs,lint
 SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet
 
 .DEFAULT_GOAL := help

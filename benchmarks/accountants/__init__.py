@@ -1,0 +1,1 @@
+"""What `benchmarks/accounting.py` compares: this library, others, and the truth."""
