@@ -64,6 +64,7 @@ def test_random_settings_give_certified_monotone_numbers():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_2000_random_settings_give_certified_monotone_numbers_in_time():
     times, loose = check(seed=2, number=MANY)
     assert np.median(times) < 0.1
@@ -72,6 +73,7 @@ def test_2000_random_settings_give_certified_monotone_numbers_in_time():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_random_settings_agree_with_the_pld_accountant():
     random, compared = np.random.default_rng(3), 0
     while compared < 40:
