@@ -18,10 +18,10 @@ from lightning_dp.accounting.profile.line import Line, lower, solve
 from lightning_dp.accounting.profile.sampled_gaussian import Step
 
 _FEW_ELEMENTS = 4_000_000  # nodes in t times nodes in x, for the first method
-_MORE_ELEMENTS, _RARE_ELEMENTS = 30_000_000, 60_000_000  # the same for the later ones
+_MORE_ELEMENTS, _RARE_ELEMENTS = 30_000_000, 120_000_000  # the same for the later ones
 _GUESS_MARGIN = 5.0  # a Renyi bound overstates log delta by about this much
 _LIMITS = (4.0, 0.5, 0.3, 1.5)  # of the fine lattice, in units of the best bound so far
-_RARE_TRIES = 2  # starting points of the contour for hits
+_RARE_TRIES = 3  # starting points of the contour for hits
 
 
 def _renyi_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
@@ -74,13 +74,13 @@ def _rare_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> I
     parts = parts.without_tail(math.log(delta))
     log_delta = math.log(delta - parts.infinite)
     best = best.and_also(Interval(0.0, lattice.epsilon(parts, delta, lattice.FEW_POINTS)))
-    start = max(lattice.epsilon(parts, delta, lattice.FEW_POINTS, upper=False), 0.9 * _one_hit_epsilon(parts, delta))
+    start = max(lattice.epsilon(parts, delta, lattice.FEW_POINTS, upper=False), 0.97 * _one_hit_epsilon(parts, delta))
     start, too_low = min(start or best.upper / 3, 0.8 * best.upper), 0.0
     ladder = ladder_for_delta(parts, log_delta)
     for _ in range(_RARE_TRIES):
         line = _rare_line(parts, ladder, start, log_delta)
         if line is None:  # too many nodes, all the more so farther below
-            too_low, start = start, 8 * start
+            too_low, start = start, 1.2 * start
         else:
             found = _read_epsilon(line, delta, start, best.upper, known)
             best = best.and_also(found)
