@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 from lightning_dp import _validate
-from lightning_dp.accounting import adjacency as adjacencies
 from lightning_dp.accounting.adjacency import Adjacency
-from lightning_dp.accounting.mechanisms import Composition, Gaussian, Mechanism, PoissonSampled
-from lightning_dp.accounting.mechanisms.base import checked
-from lightning_dp.accounting.search import LANDING, LEDGER_HINT, Bracket, Budget, Knob, Meter, Spent, search
+from lightning_dp.accounting.mechanisms import Gaussian, Mechanism, PoissonSampled
+from lightning_dp.accounting.search import LANDING, Bracket, Budget, Knob, Meter, asked_budget, search
 from lightning_dp.errors import CalibrationError
 
 LEAST_NOISE, MOST_NOISE = 2.0**-10, 1e9  # noise multipliers searched
@@ -50,14 +48,7 @@ def calibrate_noise_multiplier(
         >>> round(sigma, 4)
         0.8136
     """
-    budget = Budget(
-        epsilon=_validate.positive("epsilon", epsilon),
-        delta=_validate.delta(delta),
-        spent=Spent(
-            Composition() if spent is None else checked("spent", spent, hint=LEDGER_HINT),
-            adjacencies.checked(adjacency),
-        ),
-    )
+    budget = asked_budget(epsilon, delta, spent, adjacency)
     rate = _validate.probability("sampling_rate", sampling_rate)
     return solve_noise(open_meter(budget), rate, _validate.integer("num_updates", num_updates, 1))
 

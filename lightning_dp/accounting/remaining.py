@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from lightning_dp import _validate
-from lightning_dp.accounting import adjacency as adjacencies
 from lightning_dp.accounting.adjacency import Adjacency
-from lightning_dp.accounting.mechanisms import Composition, Mechanism
+from lightning_dp.accounting.mechanisms import Mechanism
 from lightning_dp.accounting.mechanisms.base import checked
-from lightning_dp.accounting.search import LEDGER_HINT, Bracket, Budget, Knob, Meter, Spent, search
+from lightning_dp.accounting.search import Bracket, Knob, Meter, asked_budget, search
 
 MOST_UPDATES = 10_000_000_000
 
@@ -47,14 +46,7 @@ def updates_left(
         1202
     """
     update = checked("update", update)
-    budget = Budget(
-        epsilon=_validate.positive("epsilon", epsilon),
-        delta=_validate.delta(delta),
-        spent=Spent(
-            Composition() if spent is None else checked("spent", spent, hint=LEDGER_HINT),
-            adjacencies.checked(adjacency),
-        ),
-    )
+    budget = asked_budget(epsilon, delta, spent, adjacency)
     most = MOST_UPDATES if limit is None else _validate.integer("limit", limit, minimum=0)
     spent_epsilon = budget.spent_epsilon
     if most == 0 or spent_epsilon >= budget.epsilon:
