@@ -31,6 +31,7 @@ from lightning_dp.accounting import (
     updates_left,
 )
 from lightning_dp.callbacks import NonPrivateBaseline, PrivacyBudget, PrivacyMonitor
+from lightning_dp.gradients import LayerForward, Rows, register_layer
 from lightning_dp.integrations import ContourAccountant
 from lightning_dp.releases import (
     exponential_mechanism,
@@ -49,6 +50,7 @@ __all__ = [
     "Gaussian",
     "Guarantee",
     "Laplace",
+    "LayerForward",
     "Ledger",
     "LedgerEntry",
     "Mechanism",
@@ -62,6 +64,7 @@ __all__ = [
     "RandomizedResponse",
     "RenyiFilter",
     "RenyiOdometer",
+    "Rows",
     "__version__",
     "advanced_composition",
     "basic_composition",
@@ -75,5 +78,6 @@ __all__ = [
     "group_privacy",
     "laplace_mechanism",
     "randomized_response",
+    "register_layer",
     "updates_left",
 ]

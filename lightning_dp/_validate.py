@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -88,6 +88,13 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def choice(name: str, value: Any, choices: Sequence[_T]) -> _T:
+    """Returns ``value`` if it is one of the ``choices``."""
+    if value not in choices:
+        raise InvalidValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+    return value  # type: ignore[no-any-return]
+
+
 def strings(name: str, value: Any) -> tuple[str, ...]:
     """A list of strings, and not one string, whose letters would be taken for its elements."""
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -97,6 +104,13 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
         if not isinstance(element, (str, os.PathLike)):
             raise InvalidValueError(f"`{name}` must hold strings only, got {element!r} in it.")
     return tuple(map(os.fspath, result))
+
+
+def string_map(name: str, value: Any) -> dict[str, str]:
+    """A mapping from strings to strings."""
+    if not isinstance(value, Mapping) or not all(isinstance(x, str) for pair in value.items() for x in pair):
+        raise InvalidValueError(f"`{name}` must be a mapping from strings to strings, got {value!r}.")
+    return dict(value)
 
 
 def delta_below_one_record(value: float, num_records: int) -> None:

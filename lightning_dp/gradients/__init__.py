@@ -1,21 +1,34 @@
 """What one record may add to an update: per-record gradients, clipping, noise, and the probe of the model."""
 
-from lightning_dp.gradients.clipping import clipped_sum, record_norms
+from lightning_dp.gradients.bookkeeping import BookKeepingEngine
+from lightning_dp.gradients.choice import GradientMemory
+from lightning_dp.gradients.clipping import ClippingRule, FlatClipping, clipped_sum, record_norms
+from lightning_dp.gradients.engine import GradientEngine
+from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.gradients.guard import StepGuard, check_layers
-from lightning_dp.gradients.hooks import RecordGradients
+from lightning_dp.gradients.hooks import HookEngine
+from lightning_dp.gradients.layers import LayerForward, Rows, Use, register_layer
 from lightning_dp.gradients.noise import standard_normal
-from lightning_dp.gradients.noisy_sum import ClippedSum, add_noise, set_gradients
+from lightning_dp.gradients.noisy_sum import ClippedSum
 from lightning_dp.gradients.probe import IndependenceProbe
 
 __all__ = [
+    "BookKeepingEngine",
     "ClippedSum",
+    "ClippingRule",
+    "FlatClipping",
+    "FlatGradient",
+    "GradientEngine",
+    "GradientMemory",
+    "HookEngine",
     "IndependenceProbe",
-    "RecordGradients",
+    "LayerForward",
+    "Rows",
     "StepGuard",
-    "add_noise",
+    "Use",
     "check_layers",
     "clipped_sum",
     "record_norms",
-    "set_gradients",
+    "register_layer",
     "standard_normal",
 ]

@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 from lightning_dp import _compat
 from lightning_dp.errors import UnsupportedModelError
-from lightning_dp.gradients.hooks import RecordGradients, trainable
+from lightning_dp.gradients.engine import GradientEngine, trainable
 
 
 class StepGuard:
@@ -22,7 +22,7 @@ class StepGuard:
             optimizer step, which changes them.
     """
 
-    def __init__(self, gradients: RecordGradients, *, watch_parameters: bool) -> None:
+    def __init__(self, gradients: GradientEngine, *, watch_parameters: bool) -> None:
         self._gradients = gradients
         self._watch_parameters = watch_parameters
         self._before: dict[str, tuple[int, int]] = {}

@@ -1,8 +1,6 @@
-"""Per-record gradients of an unedited module through Opacus' hooks, and nothing left behind."""
+"""One gradient row per record through Opacus' hooks: the plain engine, for diagnostics and as the reference."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from opacus.grad_sample import GradSampleHooks
@@ -10,45 +8,26 @@ from torch import Tensor, nn
 
 from lightning_dp import _compat
 from lightning_dp.errors import UnsupportedModelError
+from lightning_dp.gradients.clipping import ClippingRule, clipped_sum
+from lightning_dp.gradients.engine import GradientEngine, explain_inputs, explain_rows
+from lightning_dp.gradients.flat import FlatGradient
 
 
-def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require a gradient, by name; a shared one once."""
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
-class RecordGradients:
-    """Attaches Opacus' hooks to a module and hands out one gradient row per record after each backward pass.
-
-    Hooks live from :meth:`attach` to :meth:`detach`. If parameters are frozen or unfrozen in between,
-    :meth:`refresh` attaches anew. In-place activations are switched off meanwhile, since hooks cannot see their input.
-
-    Args:
-        module: The module, on its device; its loss must be a mean over the records of the batch.
-    """
+class HookEngine(GradientEngine):
+    """Writes out the gradient of every record. Slow and large; see :class:`BookKeepingEngine`."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.parameters: dict[str, nn.Parameter] = {}
+        super().__init__(module)
         self._hooks: GradSampleHooks | None = None
-        self._inplace: list[nn.Module] = []
 
     def attach(self) -> None:
-        """Attaches the hooks to every layer with a parameter that requires a gradient.
+        """Attaches Opacus' hooks to every layer with a parameter that requires a gradient.
 
         Raises:
             UnsupportedModelError: Nothing can be trained, or a layer cannot be separated into records.
         """
-        self.parameters = trainable(self.module)
-        if not self.parameters:
-            raise UnsupportedModelError(
-                f"No parameter of `{type(self.module).__name__}` requires a gradient, so there is nothing to train."
-                " Unfreeze at least one with `requires_grad_(True)`."
-            )
+        super().attach()
         self._check_mode()
-        self._inplace = [layer for layer in self.module.modules() if getattr(layer, "inplace", False) is True]
-        for layer in self._inplace:
-            layer.inplace = False  # type: ignore[assignment]
         _compat.silence_hook_warning()
         try:
             self._hooks = GradSampleHooks(self.module, strict=False, loss_reduction="mean")
@@ -80,23 +59,12 @@ class RecordGradients:
                 sizes = {tensor.shape[0] for tensor in shown if tensor.dim() > 0}
                 # PRIVACY: rows of a part of the batch would be booked to its first records, whoever they are.
                 if sizes - {num_rows}:
-                    raise UnsupportedModelError(
-                        f"`{path}` ({type(layer).__name__}) was given {min(sizes - {num_rows})} rows for {num_rows}"
-                        " records: `training_step` drops, repeats, splits or merges records. Keep all records in the"
-                        " first dimension of every layer's input, and weight by 0 what shall not count."
-                    )
+                    raise UnsupportedModelError(explain_inputs(path, layer, min(sizes - {num_rows}), num_rows))
 
     @property
     def is_attached(self) -> bool:
         """Whether the hooks are in place."""
         return self._hooks is not None
-
-    def refresh(self) -> None:
-        """Attaches anew if the set of trainable parameters has changed since."""
-        # PRIVACY: a layer that was unfrozen after the hooks were attached has no rows and would train on raw gradients.
-        if {id(p) for p in trainable(self.module).values()} != {id(p) for p in self.parameters.values()}:
-            self.detach()
-            self.attach()
 
     def detach(self) -> None:
         """Removes the hooks and everything that they stored; safe to call at any time."""
@@ -104,18 +72,21 @@ class RecordGradients:
             self._hooks.cleanup()
             self._hooks = None
         _compat.forget_hooks(self.module)
-        for layer in self._inplace:
-            layer.inplace = True  # type: ignore[assignment]
-        self._inplace = []
+        super().detach()
+
+    def add_clipped(self, total: FlatGradient, num_records: int, rule: ClippingRule) -> Tensor:
+        """Clips the rows of the last backward pass and adds them up; see :class:`GradientEngine`."""
+        rows = self.take_rows(num_records)
+        if not rows:
+            return torch.zeros(num_records)
+        sums, norms = clipped_sum(list(rows.values()), rule)
+        for name, value in zip(rows, sums, strict=True):
+            total.views[name].add_(value)
+        total.used.update(rows)
+        return norms
 
     def take_rows(self, num_records: int | None = None) -> dict[str, Tensor]:
-        """Removes the gradients of the last backward pass from the module and returns the rows.
-
-        Args:
-            num_records: How many rows each parameter must have; not checked if ``None``.
-
-        Returns:
-            ``(records, *parameter_shape)`` in at least float32 for each parameter that took part, by name.
+        """Removes the gradients of the last backward pass and returns the rows; see :class:`GradientEngine`.
 
         Raises:
             UnsupportedModelError: A parameter has a gradient but no rows, rows of several backward passes, or another
@@ -138,35 +109,12 @@ class RecordGradients:
         for name, row in rows.items():
             # PRIVACY: a batch that was filtered, repeated or flattened has rows that are no records.
             if num_records is not None and row.shape[0] != num_records:
-                raise UnsupportedModelError(
-                    f"`{name}` has {row.shape[0]} gradient rows for {num_records} records: `training_step` drops,"
-                    " repeats, splits or merges records. Keep records in the first dimension of every layer's input."
-                )
+                raise UnsupportedModelError(explain_rows(name, row.shape[0], num_records))
         return rows
 
-    def _take_strays(self) -> list[str]:
-        """Clears the gradients of parameters that have no hooks; names those that the last backward pass wrote."""
-        strays = [(name, p) for name, p in self.module.named_parameters() if p.grad is not None]
-        for _, parameter in strays:
-            parameter.grad = None
-        return [name for name, parameter in strays if parameter.requires_grad]
-
-    def _explain(self, name: str) -> str:
-        path, _, leaf = name.rpartition(".")
-        owner = f"module `{path}` ({type(self.module.get_submodule(path)).__name__})" if path else "the LightningModule"
-        return (
-            f"`{name}` gets a gradient that does not belong to exactly one forward of {owner} in this step, so one"
-            f" record's share cannot be bounded. Call the module instead of reading its parameter `{leaf}`, run extra"
-            " forwards under `torch.no_grad()`, run one backward a step, or freeze the parameter."
-        )
-
-    def drop_raw(self) -> None:
-        """Deletes every gradient, after a backward pass that was interrupted before they were clipped."""
-        for parameter in self.module.parameters():
-            parameter.grad = None
-
-    def raw_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The gradients that ``backward`` left, by name; for comparing them with the rows."""
-        for name, parameter in self.parameters.items():
-            if parameter.grad is not None:
-                yield name, parameter.grad
+    def forget(self) -> None:
+        """Drops rows, stored inputs and raw gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad, parameter.grad_sample = None, None  # type: ignore[attr-defined]
+        _compat.forget_forward(self.module)
+        self._take_strays()

@@ -3,56 +3,95 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from lightning_dp.gradients.clipping import clipped_sum
-from lightning_dp.gradients.hooks import RecordGradients
-from lightning_dp.gradients.noise import standard_normal
+from lightning_dp.gradients.clipping import ClippingRule
+from lightning_dp.gradients.engine import GradientEngine
+from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.sampling.entropy import KeyStream
 
 
 class ClippedSum:
-    """Adds up the clipped gradients of the records of one logical batch, chunk by chunk.
+    """Adds up the clipped gradients of the records of one logical batch, chunk by chunk, and releases the sum.
 
     Args:
-        gradients: Where the rows of each chunk come from.
-        max_grad_norm: Largest L2 norm of one record's gradient over all parameters.
+        engine: Where the clipped sum of each chunk comes from.
+        rule: How much of each record's gradient stays.
     """
 
-    def __init__(self, gradients: RecordGradients, max_grad_norm: float) -> None:
-        self.gradients = gradients
-        self.max_grad_norm = max_grad_norm
-        self._sums: dict[str, Tensor] = {}
+    def __init__(self, engine: GradientEngine, rule: ClippingRule) -> None:
+        self.engine, self.rule = engine, rule
+        self._raw: FlatGradient | None = None
+        self._released: FlatGradient | None = None
         self._warned = False
 
     def add_chunk(self, num_records: int) -> None:
-        """Takes the rows of the last backward pass, clips them and adds them; 0 records add nothing.
+        """Adds the clipped gradients of the last backward pass; 0 records add nothing.
 
         Raises:
-            UnsupportedModelError: There is not exactly one row for each record.
+            UnsupportedModelError: A parameter's gradient is not made of one row for each record.
         """
-        rows = self.gradients.take_rows(num_records or None)
         if num_records == 0:
+            self.engine.forget()
+            self.engine.drop_raw()
             return
-        sums, _ = clipped_sum(list(rows.values()), self.max_grad_norm) if rows else ([], None)
-        for name, value in zip(rows, sums, strict=True):
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self.engine.add_clipped(self._sum(), num_records, self.rule)
 
-    def flatten(self) -> Tensor:
-        """The sum as one vector, in the order of the parameters, and forgets it; parameters without rows give zeros."""
-        sums, self._sums = self._sums, {}
-        self._warn_unused([name for name in self.gradients.parameters if name not in sums])
-        flat = []
-        for name, parameter in self.gradients.parameters.items():
-            dtype = torch.promote_types(parameter.dtype, torch.float32)
-            value = sums[name] if name in sums else torch.zeros_like(parameter)
-            flat.append(value.detach().to(dtype).flatten())
-        return torch.cat(flat)
+    def release(
+        self,
+        *,
+        noise_multiplier: float,
+        stream: KeyStream | None,
+        index: int,
+        reduce: Callable[[Tensor], Tensor],
+        divide_by: float,
+    ) -> None:
+        """Adds noise, sums over processes, divides, and makes the result the gradient of the parameters.
 
-    def _warn_unused(self, names: list[str]) -> None:
-        if names and len(names) < len(self.gradients.parameters) and not self._warned:
+        Args:
+            noise_multiplier: Standard deviation of the noise over the rule's sensitivity.
+            stream: Where noise comes from; None on all processes but one.
+            index: The stretch of the stream.
+            reduce: Sums a vector over all processes.
+            divide_by: The expected number of records.
+        """
+        raw = self._sum()
+        self._warn_unused(raw.used)
+        if self._released is None or not self._released.fits(self.engine.parameters):
+            self._released = FlatGradient(self.engine.parameters)
+        released = self._released
+        try:
+            # PRIVACY: gradients of the last update may be views of this memory, which gets sum and noise in one go.
+            released.take(
+                raw,
+                factor=1 / divide_by,
+                scale=noise_multiplier * self.rule.sensitivity / divide_by,
+                stream=stream,
+                index=index,
+            )
+            total = reduce(released.vector)
+            if total is not released.vector:
+                released.vector.copy_(total)
+        except BaseException:
+            # PRIVACY: on a process without noise of its own it holds a bare sum until it is reduced.
+            released.vector.zero_()
+            raise
+        released.hand_out(self.engine.parameters.values())
+
+    def reset(self) -> None:
+        """Forgets what has been added."""
+        self._raw = self._released = None
+
+    def _sum(self) -> FlatGradient:
+        if self._raw is None or not self._raw.fits(self.engine.parameters):
+            self._raw = FlatGradient(self.engine.parameters)
+        return self._raw
+
+    def _warn_unused(self, used: set[str]) -> None:
+        names = [name for name in self.engine.parameters if name not in used]
+        if names and used and not self._warned:
             self._warned = True
             warnings.warn(
                 f"No record of this update has a gradient for {', '.join(f'`{n}`' for n in names)}: it receives noise"
@@ -60,24 +99,3 @@ class ClippedSum:
                 UserWarning,
                 stacklevel=2,
             )
-
-    def reset(self) -> None:
-        """Forgets what has been added."""
-        self._sums = {}
-
-
-def add_noise(total: Tensor, *, scale: float, stream: KeyStream, index: int) -> Tensor:
-    """Adds Gaussian noise of standard deviation ``scale`` to a vector, from the stretch ``index`` of ``stream``."""
-    if scale == 0:
-        return total
-    noise = standard_normal(stream, index, total.numel()).mul_(scale)
-    return total + noise.to(device=total.device, dtype=total.dtype)
-
-
-def set_gradients(gradients: RecordGradients, flat: Tensor) -> None:
-    """Writes a vector as the gradients of the trainable parameters, in their own shapes and types."""
-    start = 0
-    for parameter in gradients.parameters.values():
-        piece = flat[start : start + parameter.numel()]
-        parameter.grad = piece.view_as(parameter).to(parameter.dtype).clone()
-        start += parameter.numel()

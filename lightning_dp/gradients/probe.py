@@ -21,9 +21,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_dp.errors import UnsupportedModelError
+from lightning_dp.errors import PrivacyError, UnsupportedModelError
 from lightning_dp.gradients.clipping import record_norms
-from lightning_dp.gradients.hooks import RecordGradients
+from lightning_dp.gradients.engine import GradientEngine
 
 NUM_RECORDS = 16
 _TRIES = 6
@@ -34,6 +34,7 @@ class IndependenceProbe:
 
     Args:
         module: The user's module, on its device, without hooks. It is copied and not changed.
+        engine: Makes the gradient engine that will train the module.
         loss: Runs ``training_step`` of a module on a batch of records and returns its loss.
         tolerance: Largest accepted relative difference between two rows that should be equal.
         usual_size: Number of records in a batch of the user's own loader.
@@ -43,12 +44,13 @@ class IndependenceProbe:
         self,
         module: LightningModule,
         *,
+        engine: Callable[[nn.Module], GradientEngine],
         loss: Callable[[LightningModule, list[Any]], Tensor],
         tolerance: float,
         usual_size: int,
     ) -> None:
         self._replica = _silent_replica(module)
-        self._gradients = RecordGradients(self._replica)
+        self._gradients = engine(self._replica)
         self._loss, self._tolerance, self._usual_size = loss, tolerance, usual_size
 
     def run(self, records: Sequence[Any]) -> None:
@@ -76,8 +78,10 @@ class IndependenceProbe:
         _same_dropout(seed)
         with _InnermostModule(self._replica) as innermost:
             try:
-                torch.autograd.backward(self._loss(self._replica, list(records)))
-            except UnsupportedModelError:
+                loss = self._loss(self._replica, list(records))
+                self._gradients.prepare(loss)
+                torch.autograd.backward(loss)
+            except PrivacyError:
                 raise
             except Exception as error:
                 self._gradients.detach()

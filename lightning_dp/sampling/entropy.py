@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -53,6 +54,15 @@ class KeyStream:
         nonce = index.to_bytes(8, "big") + bytes(8)
         encryptor = Cipher(self._cipher, modes.CTR(nonce)).encryptor()
         return np.frombuffer(bytearray(encryptor.update(bytes(8 * count))), dtype=np.uint64)
+
+    def blocks(self, index: int, count: int) -> Iterator[npt.NDArray[np.uint64]]:
+        """The same words as :meth:`words`, ``count`` at a time and without end; each block overwrites the last one."""
+        encryptor = Cipher(self._cipher, modes.CTR(index.to_bytes(8, "big") + bytes(8))).encryptor()
+        zeros, filled = bytes(8 * count), bytearray(8 * count + 15)  # the cipher wants room for one block more
+        words = np.frombuffer(filled, dtype=np.uint64, count=count)
+        while True:
+            encryptor.update_into(zeros, filled)
+            yield words
 
     def generator(self, index: int) -> np.random.Generator:
         """A numpy generator keyed by 128 secret bits of the stretch number ``index``."""

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -17,6 +19,8 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
+    TensorDataset,
+    default_collate,
 )
 
 from lightning_dp.errors import UnsupportedDataError
@@ -59,6 +63,10 @@ class ChunkDataset(Dataset[Chunk]):
 
     def __getitem__(self, index: ChunkIndices) -> Chunk:
         info = ChunkInfo(index.update, index.chunk, len(index.indices))
+        if index.indices and self.collate_fn is default_collate:
+            tensors = _tensors_at(self.dataset, index.indices)
+            if tensors is not None:
+                return Chunk(tensors, info)
         # PRIVACY: an empty batch is filled with zeros, never with a real record that was not drawn.
         records = self._fetch(index.indices) if index.indices else [null_record(self.dataset[0])]
         return Chunk(self.collate_fn(records), info)
@@ -75,6 +83,16 @@ class ChunkDataset(Dataset[Chunk]):
         if name in ("dataset", "collate_fn") or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.dataset, name)
+
+
+def _tensors_at(dataset: Any, indices: list[int]) -> list[Tensor] | None:
+    """What the default collate function makes of these records, read at once where they are rows of tensors."""
+    if type(dataset) is Subset:
+        return _tensors_at(dataset.dataset, [dataset.indices[i] for i in indices])
+    if type(dataset) is not TensorDataset:
+        return None
+    chosen = torch.tensor(indices)
+    return [tensor[chosen] for tensor in dataset.tensors]
 
 
 class PrivateDataLoader(DataLoader[Any]):

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -29,6 +29,7 @@ from lightning_dp.errors import (
     TrainerSettingsError,
     UnsupportedModelError,
 )
+from lightning_dp.gradients import BookKeepingEngine, FlatClipping, GradientEngine, GradientMemory, HookEngine
 from lightning_dp.sampling import check_loader, insecure_key, secret_key
 from lightning_dp.strategies import budgeting, resuming, settings
 from lightning_dp.strategies.null_batch import unseen
@@ -57,6 +58,13 @@ class PrivateMechanism(Strategy):
             A checkpoint given as ``ckpt_path`` carries its own.
         allow_missing_ledger: Resume a checkpoint that has steps but no ledger. What it spent is unknown, which is
             stamped on the guarantee.
+        gradient_engine: ``"bookkeeping"``: the clipped sum without the gradient of any record where a layer allows it,
+            at nearly the price of plain training. ``"hooks"``: every record's gradient written out, through Opacus;
+            slow, for diagnostics. Both give the same numbers up to rounding.
+        gradient_memory: What the engine may keep for speed: ``"speed"``: anything; ``"balanced"``: as much as the
+            inputs and output gradients of the layers take; ``"low"``: nothing; or a number of bytes.
+        gradient_methods: Fixes the engine's way to the norm by name of the parameter, in the form in which a run logs
+            what it found fastest.
         insecure_seed: Derive sampling and noise from this number instead of the operating system. Anyone who knows it
             can subtract the noise; for tests, and stamped on the guarantee.
     """
@@ -74,6 +82,9 @@ class PrivateMechanism(Strategy):
         public_size: int | None = None,
         previous_checkpoints: Sequence[str] = (),
         allow_missing_ledger: bool = False,
+        gradient_engine: Literal["bookkeeping", "hooks"] = "bookkeeping",
+        gradient_memory: GradientMemory | int = "balanced",
+        gradient_methods: Mapping[str, str] | None = None,
         insecure_seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -85,6 +96,9 @@ class PrivateMechanism(Strategy):
         self.public_size = _validate.optional(_validate.integer, "public_size", public_size, minimum=1)
         self.previous_checkpoints = _validate.strings("previous_checkpoints", previous_checkpoints)
         self.allow_missing_ledger = _validate.flag("allow_missing_ledger", allow_missing_ledger)
+        self.gradient_engine = _validate.choice("gradient_engine", gradient_engine, ("bookkeeping", "hooks"))
+        self.gradient_memory = _checked_memory(gradient_memory)
+        self.gradient_methods = _validate.string_map("gradient_methods", gradient_methods or {})
         self.insecure_seed = _validate.optional(_validate.integer, "insecure_seed", insecure_seed, minimum=0)
         self.ledger = Ledger()
         self._run: PrivateRun | None = None
@@ -178,7 +192,8 @@ class PrivateMechanism(Strategy):
         # the loader.
         self._run = PrivateRun(
             self._module,
-            max_grad_norm=self.max_grad_norm,
+            make_engine=self._make_engine,
+            clipping=FlatClipping(self.max_grad_norm),
             key=self._new_key(),
             ledger=self.ledger,
             watch_parameters=self._module.automatic_optimization,
@@ -279,8 +294,13 @@ class PrivateMechanism(Strategy):
         closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
         # Lightning divides the loss by `accumulate_grad_batches`; norms are those of the undivided loss.
         scale = run.plan.num_chunks if module.automatic_optimization else 1
+        loss = closure_loss * scale
         try:
-            self.precision_plugin.backward(closure_loss * scale, module, optimizer, *args, **kwargs)
+            run.gradients.prepare(loss)
+            if _has_own_backward(module) or args or kwargs:
+                self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
+            else:
+                run.gradients.backward(loss)
         except BaseException:
             run.gradients.drop_raw()
             raise
@@ -368,6 +388,11 @@ class PrivateMechanism(Strategy):
     def _trainer(self) -> Trainer:
         return self._module.trainer
 
+    def _make_engine(self, module: Module) -> GradientEngine:
+        if self.gradient_engine == "hooks":
+            return HookEngine(module)
+        return BookKeepingEngine(module, memory=self.gradient_memory, methods=self.gradient_methods)
+
     def _new_key(self) -> bytes:
         self._runs += 1
         if self.insecure_seed is not None:
@@ -391,6 +416,18 @@ class PrivateMechanism(Strategy):
                 " unknown: it was not trained privately, or not by this package. If these steps saw public data only,"
                 " give `PrivateStrategy(allow_missing_ledger=True)`, which is stamped on the guarantee."
             )
+
+
+def _has_own_backward(module: LightningModule) -> bool:
+    """Whether the user's module runs its backward pass in its own way."""
+    return type(module).backward is not LightningModule.backward
+
+
+def _checked_memory(memory: object) -> GradientMemory | int:
+    if isinstance(memory, str):
+        names: tuple[GradientMemory, ...] = ("speed", "balanced", "low")
+        return _validate.choice("gradient_memory", memory, names)
+    return _validate.integer("gradient_memory", memory, minimum=0)
 
 
 def _plain_values(path: str) -> dict[str, Any]:

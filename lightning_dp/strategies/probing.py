@@ -41,7 +41,9 @@ def probe_module(module: LightningModule, run: PrivateRun) -> None:
     usual_size = max(1, round(run.plan.expected_batch_size / run.plan.num_chunks / run.plan.world_size))
     # Fetched once: a data set that augments gives another record each time.
     records = run.random_records(NUM_RECORDS)
-    IndependenceProbe(module, loss=loss, tolerance=tolerance, usual_size=usual_size).run(records)
+    IndependenceProbe(module, engine=run.make_engine, loss=loss, tolerance=tolerance, usual_size=usual_size).run(
+        records
+    )
 
 
 def _loss_of(replica: LightningModule, arguments: tuple[Any, ...]) -> Tensor:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from lightning_dp.accounting import Gaussian, Ledger, PoissonSampled
 from lightning_dp.accounting.ledger import new_release_id
 from lightning_dp.errors import BudgetExceededError, PrivacyViolationError
-from lightning_dp.gradients import ClippedSum, RecordGradients, StepGuard, add_noise, set_gradients
+from lightning_dp.gradients import ClippedSum, ClippingRule, GradientEngine, StepGuard
 from lightning_dp.sampling import ChunkInfo, KeyStream, PoissonSampler, PrivateDataLoader
 from lightning_dp.strategies.sampling_plan import SamplingPlan
 
@@ -27,7 +27,8 @@ class PrivateRun:
 
     Args:
         module: The module to train, on its device.
-        max_grad_norm: Largest L2 norm of one record's gradient.
+        make_engine: Makes the gradient engine of a module.
+        clipping: How much of each record's gradient stays.
         key: The secret of this run, the same on all processes.
         ledger: Where releases are written down.
         watch_parameters: Whether ``training_step`` must leave the parameters alone.
@@ -39,12 +40,19 @@ class PrivateRun:
     """
 
     def __init__(
-        self, module: nn.Module, *, max_grad_norm: float, key: bytes, ledger: Ledger, watch_parameters: bool = True
+        self,
+        module: nn.Module,
+        *,
+        make_engine: Callable[[nn.Module], GradientEngine],
+        clipping: ClippingRule,
+        key: bytes,
+        ledger: Ledger,
+        watch_parameters: bool = True,
     ) -> None:
         self.ledger = ledger
-        self.gradients = RecordGradients(module)
+        self.make_engine, self.clipping = make_engine, clipping
+        self.gradients = make_engine(module)
         self.guard = StepGuard(self.gradients, watch_parameters=watch_parameters)
-        self.max_grad_norm = max_grad_norm
         self.release_id = new_release_id()
         self.updates_run = 0
         self.updates_allowed: int | None = None
@@ -53,7 +61,7 @@ class PrivateRun:
         self._loader: PrivateDataLoader | None = None
         self._mechanism: PoissonSampled | None = None
         self._sampling, self._noise = KeyStream(key, "sampling"), KeyStream(key, "noise")
-        self._sum = ClippedSum(self.gradients, max_grad_norm)
+        self._sum = ClippedSum(self.gradients, clipping)
         self._update, self._chunks_done, self._open = -1, 0, False
 
     @property
@@ -157,7 +165,8 @@ class PrivateRun:
         """
         info = self.loader.info
         if info is None or not self._open:
-            self.gradients.take_rows()
+            self.gradients.forget()
+            self.gradients.drop_raw()
             raise PrivacyViolationError(
                 "A second backward pass ran on one batch, so a record could count twice. Add the losses up and run one"
                 " backward pass a step."
@@ -193,12 +202,15 @@ class PrivateRun:
         # PRIVACY: spent before it is visible, so that no failure below can leave a release unrecorded.
         self.ledger.record(self.mechanism, release_id=self.release_id)
         self.updates_run += 1
-        total, self._chunks_done = self._sum.flatten(), 0
-        if is_global_zero:
+        self._chunks_done = 0
+        self._sum.release(
+            noise_multiplier=self.noise_multiplier,
             # PRIVACY: once, on one process; each update reads its own stretch of the secret stream.
-            scale = self.noise_multiplier * self.max_grad_norm
-            total = add_noise(total, scale=scale, stream=self._noise, index=self._update)
-        set_gradients(self.gradients, reduce(total).div_(self.plan.expected_batch_size))
+            stream=self._noise if is_global_zero else None,
+            index=self._update,
+            reduce=reduce,
+            divide_by=self.plan.expected_batch_size,
+        )
 
     def close(self) -> None:
         """Removes the hooks, what they stored, and every sum that was not released."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_dp.gradients import add_noise, standard_normal
+from lightning_dp.gradients import FlatGradient, standard_normal
 from lightning_dp.sampling import KeyStream, insecure_key
 
 COUNT = 400_000
@@ -29,7 +29,8 @@ def test_the_law_is_normal(sample: torch.Tensor) -> None:
 
 def test_the_two_halves_of_a_pair_are_uncorrelated(sample: torch.Tensor) -> None:
     """Also their squares, which a wrong angle would tie together; 4.9 standard errors."""
-    first, second = sample[: COUNT // 2], sample[COUNT // 2 :]
+    blocks = sample[: COUNT // 2**15 * 2**15].view(-1, 2, 2**14)
+    first, second = blocks[:, 0].flatten(), blocks[:, 1].flatten()
     assert abs(float((first * second).mean())) < 4.9 / math.sqrt(COUNT / 2)
     assert abs(float(((first**2 - 1) * (second**2 - 1)).mean())) < 4.9 * 2 / math.sqrt(COUNT / 2)
 
@@ -42,6 +43,26 @@ def test_any_number_of_values_can_be_drawn(count: int) -> None:
     assert torch.isfinite(values).all()
 
 
-def test_no_noise_leaves_the_sum_as_it_is() -> None:
-    total = torch.randn(5)
-    assert add_noise(total, scale=0.0, stream=KeyStream(insecure_key(1), "noise"), index=0) is total
+def flat(values: torch.Tensor) -> FlatGradient:
+    vector = FlatGradient({"weight": torch.nn.Parameter(torch.zeros_like(values))})
+    vector.vector.copy_(values)
+    return vector
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5])
+def test_a_release_is_the_sum_over_the_size_plus_noise_and_clears_the_sum(scale: float) -> None:
+    values = torch.randn(70_001)
+    raw, released = flat(values), flat(torch.ones(70_001))
+    stream = KeyStream(insecure_key(1), "noise")
+    released.take(raw, factor=0.25, scale=scale, stream=stream, index=4)
+    expected = 0.25 * values.double() + scale * standard_normal(stream, 4, 70_001)
+    assert torch.allclose(released.vector.double(), expected, atol=1e-6)
+    assert not raw.vector.any()
+
+
+def test_numbers_of_one_block_and_of_the_next_are_unrelated(sample: torch.Tensor) -> None:
+    """Serial correlation across blocks, 4.9 standard errors; no number occurs twice."""
+    block = 2**15
+    first, second = sample[:block], sample[block : 2 * block]
+    assert abs(float((first * second).mean())) < 4.9 / math.sqrt(block)
+    assert len(sample.unique()) == COUNT

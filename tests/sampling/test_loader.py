@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lightning_dp import errors
 from lightning_dp.sampling import (
@@ -96,6 +96,18 @@ def test_a_data_set_that_fetches_many_records_at_once_is_asked_once() -> None:
     assert len(calls) == sum(
         len(index.indices) > 0 for index in private(DataLoader(Batched(), batch_size=5), updates=5).sampler
     )
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_of_tensors_are_read_at_once_and_equal_one_by_one(nested: bool) -> None:
+    dataset: Dataset[Any] = TensorDataset(torch.randn(50, 3), torch.arange(50), torch.randn(50, 2, 2))
+    if nested:
+        dataset = Subset(Subset(dataset, list(range(5, 50))), [3, -1, 7, *range(10, 30)])
+    fast = DataLoader(dataset, batch_size=10)
+    slow = DataLoader(dataset, batch_size=10, collate_fn=lambda records: default_collate(records))
+    for one, other in zip(private(fast), private(slow), strict=True):
+        assert type(one) is type(other)
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
 
 
 def test_attributes_of_the_data_set_stay_in_reach() -> None:

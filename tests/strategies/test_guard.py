@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,20 +245,22 @@ def test_a_run_resumed_with_larger_batches_is_planned_for_the_updates_it_has(
     assert 3.996 <= second.strategy.guarantee.epsilon <= 4
 
 
-def not_supported() -> dict[str, tuple[Callable[[], nn.Module], str]]:
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
 
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.inner(x)
-            out += x
-            return out
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.inner(x)
+        out += x
+        return out
 
+
+def not_supported() -> dict[str, tuple[str, Callable[[], nn.Module], str]]:
     return {
-        "a residual in place": (lambda: nn.Sequential(Residual(), nn.Linear(8, 3)), r"x = x \+ y"),
+        "a residual in place": ("hooks", lambda: nn.Sequential(Residual(), nn.Linear(8, 3)), r"x = x \+ y"),
         "attention": (
+            "bookkeeping",
             lambda: nn.Sequential(
                 nn.Unflatten(1, (2, 4)),
                 nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
@@ -266,17 +269,54 @@ def not_supported() -> dict[str, tuple[Callable[[], nn.Module], str]]:
             ),
             "DPMultiheadAttention",
         ),
-        "a trainable layer in eval mode": (lambda: nn.Sequential(nn.Linear(8, 3).eval()), r"`net\.0`.*eval mode"),
+        "attention with hooks": (
+            "hooks",
+            lambda: nn.Sequential(
+                nn.Unflatten(1, (2, 4)),
+                nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+                nn.Flatten(),
+                nn.Linear(8, 3),
+            ),
+            "DPMultiheadAttention",
+        ),
+        "a trainable layer in eval mode": (
+            "hooks",
+            lambda: nn.Sequential(nn.Linear(8, 3).eval()),
+            r"`net\.0`.*eval mode",
+        ),
     }
 
 
 @pytest.mark.filterwarnings("ignore:Found")
-@pytest.mark.parametrize(("make_net", "message"), not_supported().values(), ids=not_supported().keys())
+@pytest.mark.parametrize(("engine", "make_net", "message"), not_supported().values(), ids=not_supported().keys())
 def test_what_has_no_per_record_gradients_is_refused_for_that_reason(
-    make_net: Callable[[], nn.Module], message: str, make_private_trainer: TrainerFactory
+    engine: str, make_net: Callable[[], nn.Module], message: str, make_private_trainer: TrainerFactory
 ) -> None:
     module = Lit()
     module.net = make_net()  # type: ignore[assignment]
     with pytest.raises(errors.UnsupportedModelError, match=message) as error:
-        make_private_trainer().fit(module, make_loader())
+        make_private_trainer(strategy={"gradient_engine": engine}).fit(module, make_loader())
     assert "number of records varies" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:Found")
+@pytest.mark.parametrize(
+    "make_net",
+    [lambda: nn.Sequential(Residual(), nn.Linear(8, 3)), lambda: nn.Sequential(nn.Linear(8, 3).eval())],
+    ids=["a residual in place", "a trainable layer in eval mode"],
+)
+def test_book_keeping_takes_what_hooks_cannot(
+    make_net: Callable[[], nn.Module], make_private_trainer: TrainerFactory
+) -> None:
+    """Without noise and with a huge clip norm the private step is the plain one of the same batch."""
+    torch.manual_seed(0)
+    module = Lit()
+    module.net = make_net()  # type: ignore[assignment]
+    plain = copy.deepcopy(module.net)
+    strategy = {"noise_multiplier": 0.0, "max_grad_norm": 1e6, "sampling_rate": 1.0}
+    loader = make_loader()
+    make_private_trainer(strategy=strategy, max_steps=1, max_epochs=-1).fit(module, loader)
+    batch = loader.collate_fn([loader.dataset[i] for i in range(len(loader.dataset))])
+    nn.functional.cross_entropy(plain(batch[0]), batch[1]).backward()
+    for before, after in zip(plain.parameters(), module.net.parameters(), strict=True):
+        assert torch.allclose(after, before - 0.1 * before.grad, atol=1e-6)

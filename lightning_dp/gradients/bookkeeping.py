@@ -1,0 +1,322 @@
+"""Clipped sums from one backward pass, without the gradient of any record where a layer's structure allows it.
+
+The backward pass computes gradients of layers' outputs only. Input and output gradient of a layer say how large each
+record's gradient is and, once the factors are known, give the weighted sum in one product ("book-keeping", Bu, Wang,
+Zha and Karypis, 2023). Norms are computed while the pass runs, so that little has to be kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from lightning_dp.errors import InvalidValueError, UnsupportedModelError
+from lightning_dp.gradients.choice import GradientMemory, MethodChoice
+from lightning_dp.gradients.clipping import ClippingRule
+from lightning_dp.gradients.engine import GradientEngine, explain_inputs, explain_rows
+from lightning_dp.gradients.flat import FlatGradient
+from lightning_dp.gradients.graph import Passage, survey
+from lightning_dp.gradients.layers import (
+    LayerForward,
+    LayerGradients,
+    Use,
+    Workspace,
+    by_sampler,
+    by_vectorized_backward,
+    has_sampler,
+    known_gradients,
+)
+from lightning_dp.gradients.precision import full_precision
+
+
+@dataclass(eq=False)
+class _Watched:
+    """A layer with trained parameters of its own.
+
+    Attributes:
+        layer: The layer.
+        path: Where it is.
+        names: The name in the module of each trained parameter, by its name in the layer.
+        rule: Gives the uses of its parameters.
+        is_leaf: Whether nothing but the layer's own computation lies between its input and its output.
+    """
+
+    layer: nn.Module
+    path: str
+    names: dict[str, str]
+    rule: LayerGradients
+    is_leaf: bool
+
+
+@dataclass(eq=False)
+class _Call:
+    """One forward pass of a layer."""
+
+    watched: _Watched
+    inputs: tuple[Any, ...]
+    versions: tuple[int, ...]
+    rows: frozenset[int]
+    passage: Passage
+    edge: Any
+    gradient_seen: bool = False
+
+
+@dataclass
+class _Step:
+    """What one forward and backward pass left."""
+
+    calls: list[_Call] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)
+    waiting: dict[str, list[Use]] = field(default_factory=dict)
+    started: list[tuple[str, Use]] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    bytes: int = 0
+    is_prepared: bool = False
+
+
+class BookKeepingEngine(GradientEngine):
+    """The default engine: private gradients at nearly the price of plain ones.
+
+    Exact for every layer: by rules for common ones, by samplers registered with Opacus, by a vectorized second backward
+    pass for the rest. Uses of a parameter that no forward pass of its layer explains are refused in every step.
+
+    Args:
+        module: The module.
+        memory: What may be kept for speed; see :class:`MethodChoice`.
+        methods: Ways to the norms by name of the parameter; the others are timed on the first full batch.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        memory: GradientMemory | int = "balanced",
+        methods: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(module)
+        self.choice = MethodChoice(memory, methods or {})
+        self._workspace = Workspace()
+        self._handles: list[RemovableHandle] = []
+        self._step = _Step()
+        self._lowest: list[Any] = []
+        self._is_recording = False
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the module is watched."""
+        return bool(self._handles)
+
+    def attach(self) -> None:
+        """Starts to watch every layer with a parameter that requires a gradient; see :class:`GradientEngine`."""
+        super().attach()
+        unknown = sorted(set(self.choice.pinned) - {name for name, _ in self.module.named_parameters()})
+        if unknown:
+            raise InvalidValueError(f"`gradient_methods` names `{unknown[0]}`, which is no parameter of the module.")
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        for path, layer in self.module.named_modules():
+            own = {leaf: names[id(p)] for leaf, p in layer.named_parameters(recurse=False) if id(p) in names}
+            if own:
+                watched = _watch(layer, path, own)
+                hook = torch.compiler.disable(partial(self._record, watched))  # type: ignore[no-untyped-call]
+                self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+        self._is_recording = True
+
+    def detach(self) -> None:
+        """Leaves the module as it was; safe to call at any time."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._is_recording = False
+        self.forget()
+        self._workspace.clear()
+        super().detach()
+
+    def forget(self) -> None:
+        """Drops everything that the last forward and backward pass left."""
+        self._step = _Step()
+
+    # -- forward -----------------------------------------------------------------------------------------------------
+
+    def _record(self, watched: _Watched, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self._is_recording or not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        inputs = _in_order(layer, args, kwargs)
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        edge = get_gradient_edge(output)
+        passage = Passage(
+            edge.node,
+            tuple(get_gradient_edge(x).node for x in tensors if x.requires_grad),
+            frozenset(id(getattr(layer, leaf)) for leaf in watched.names),
+            watched.is_leaf,
+        )
+        call = _Call(
+            watched,
+            tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs),
+            tuple(x._version for x in tensors),
+            _rows_of(layer, tensors, output),
+            passage,
+            edge,
+        )
+        self._step.calls.append(call)
+        output.register_hook(partial(self._receive, self._step, call))  # type: ignore[no-untyped-call]
+
+    def check_inputs(self, num_rows: int) -> None:
+        """Checks that every layer was given one row per record; see :class:`GradientEngine`."""
+        for call in self._step.calls:
+            # PRIVACY: rows of a part of the batch would be booked to its first records, whoever they are.
+            if call.rows - {num_rows}:
+                watched = call.watched
+                message = explain_inputs(watched.path, watched.layer, min(call.rows - {num_rows}), num_rows)
+                raise UnsupportedModelError(message)
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, loss: Tensor) -> None:
+        """Checks the graph of the loss before its backward pass.
+
+        Raises:
+            UnsupportedModelError: The loss depends on a parameter outside the forward of its layer.
+        """
+        step = self._step
+        trained = {id(parameter): name for name, parameter in self.parameters.items()}
+        found = survey(loss, [call.passage for call in step.calls], trained)
+        if found.uncovered:
+            name = min(trained[parameter] for parameter in found.uncovered)
+            self.forget()
+            raise UnsupportedModelError(self._explain(name))
+        uses = Counter(name for call in step.calls for name in call.watched.names.values())
+        step.shared = {name for name, count in uses.items() if count > 1}
+        self._lowest = [step.calls[i].edge for i in found.lowest]
+        for call in step.calls:
+            call.edge = call.passage = None  # type: ignore[assignment]  # the graph is free to go
+        step.is_prepared = True
+
+    def backward(self, loss: Tensor) -> None:
+        """Computes gradients of outputs only: no weight gets one."""
+        edges, self._lowest = self._lowest, []
+        if not edges:
+            if loss.grad_fn is None:
+                super().backward(loss)  # says what is wrong with it
+            return
+        self._is_recording = False  # a checkpointed layer runs its forward pass again
+        try:
+            torch.autograd.grad(loss, edges, allow_unused=True)
+        finally:
+            self._is_recording = True
+
+    def _receive(self, step: _Step, call: _Call, gradient: Tensor) -> None:
+        """Called in the backward pass with the gradient of a layer's output."""
+        if not step.is_prepared or step is not self._step:
+            return  # a backward pass inside `training_step`
+        watched = call.watched
+        if call.gradient_seen:
+            raise UnsupportedModelError(self._explain(next(iter(watched.names.values()))))
+        call.gradient_seen = True
+        tensors = [x for x in call.inputs if isinstance(x, Tensor)]
+        if any(x._version != version for x, version in zip(tensors, call.versions, strict=True)):
+            raise UnsupportedModelError(
+                f"The input of `{watched.path}` ({type(watched.layer).__name__}) was changed in place after the layer"
+                " read it, so its gradient is lost. Write `x = x + y` in place of `x += y`."
+            )
+        recording, self._is_recording = self._is_recording, False
+        try:
+            with full_precision(gradient.device):
+                names = frozenset(watched.names)
+                forward = LayerForward(watched.layer, call.inputs, gradient.detach(), names, watched.path)
+                for leaf, use in watched.rule(forward).items():
+                    self._take(step, watched.names[leaf], use)
+        finally:
+            self._is_recording = recording
+        step.bytes += sum(x.numel() * x.element_size() for x in (*tensors, gradient))
+        call.inputs = ()
+
+    def _take(self, step: _Step, name: str, use: Use) -> None:
+        if name in step.shared or not self.choice.knows(name, use):
+            step.waiting.setdefault(name, []).append(use)
+        else:
+            self._start(step, name, use)
+
+    def _start(self, step: _Step, name: str, use: Use) -> None:
+        squares, rest = use.start(self.choice.method(name, use), self._workspace)
+        step.squares.append(squares)
+        step.started.append((name, rest))
+
+    # -- after the backward pass -------------------------------------------------------------------------------------
+
+    def add_clipped(self, total: FlatGradient, num_records: int, rule: ClippingRule) -> Tensor:
+        """Clips and adds up what the last backward pass left; see :class:`GradientEngine`."""
+        step = self._finished()
+        with full_precision(total.vector.device):
+            uses = {name: uses[0].plus(uses[1:]) for name, uses in step.waiting.items()}
+            _check_records([*step.started, *uses.items()], num_records)
+            self.choice.learn(uses, step.bytes)
+            for name, use in uses.items():
+                self._start(step, name, use)
+            if not step.started:
+                return torch.zeros(num_records, dtype=total.vector.dtype, device=total.vector.device)
+            # The loss is a mean: a record's own gradient is as many times larger as there are records.
+            norms = torch.stack([square.to(total.vector.dtype) for square in step.squares]).sum(0).sqrt_()
+            norms *= num_records
+            finite = torch.isfinite(norms)
+            all_finite = bool(finite.all())
+            weights = rule.factors(norms) * num_records
+            for name, use in step.started:
+                # PRIVACY: a dropped record is zeroed before any product, for zero times infinity is not zero.
+                (use if all_finite else use.only(finite)).add_to(total.views[name], weights, self._workspace)
+                total.used.add(name)
+        return norms
+
+    def take_rows(self, num_records: int | None = None) -> dict[str, Tensor]:
+        """The gradient of each record of the last backward pass; see :class:`GradientEngine`."""
+        step = self._finished()
+        found = {name: [use] for name, use in step.started}
+        for name, uses in step.waiting.items():
+            found.setdefault(name, []).extend(uses)
+        rows = {name: uses[0].plus(uses[1:]).rows() for name, uses in found.items()}
+        if num_records is not None:
+            _check_records([(name, uses[0]) for name, uses in found.items()], num_records)
+        return {name: row * len(row) for name, row in rows.items()}
+
+    def _finished(self) -> _Step:
+        step = self._step
+        self.forget()
+        self.drop_raw()
+        return step
+
+
+def _check_records(uses: list[tuple[str, Use]], num_records: int) -> None:
+    for name, use in uses:
+        # PRIVACY: a batch that was filtered, repeated or flattened has rows that are no records.
+        if use.records != num_records:
+            raise UnsupportedModelError(explain_rows(name, use.records, num_records))
+
+
+def _watch(layer: nn.Module, path: str, names: dict[str, str]) -> _Watched:
+    rule = known_gradients(layer)
+    if rule is None:
+        rule = by_sampler if has_sampler(layer) else by_vectorized_backward
+    return _Watched(layer, path, names, rule, is_leaf=rule is not by_vectorized_backward)
+
+
+def _in_order(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments of the forward pass by position, as far as its signature goes."""
+    if not kwargs:
+        return args
+    bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args
+
+
+def _rows_of(layer: nn.Module, tensors: list[Tensor], output: Tensor) -> frozenset[int]:
+    """The sizes in which records are counted; a bag of words has one row of output for many of input."""
+    shown = [output] if isinstance(layer, nn.EmbeddingBag) else [*tensors[:1], output]
+    return frozenset(len(x) for x in shown if x.dim() > 0)

@@ -1,0 +1,70 @@
+"""One vector for all parameters: the sum of a logical batch, and the noisy gradient that is released."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from lightning_dp.gradients.noise import BLOCK, normal_blocks
+from lightning_dp.sampling.entropy import KeyStream
+
+
+class FlatGradient:
+    """A vector in float32 or float64 with a view for each parameter.
+
+    Args:
+        parameters: The parameters, by name; their order is that of the vector.
+
+    Attributes:
+        vector: All of it, ``(total number of elements,)``.
+        views: The piece of each parameter, in its shape.
+        used: Parameters that took part in what was added.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        dtype, device = torch.float32, None
+        for parameter in parameters.values():
+            dtype, device = torch.promote_types(dtype, parameter.dtype), parameter.device
+        self.used: set[str] = set()
+        self.vector = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=dtype, device=device)
+        pieces = torch.split(self.vector, [p.numel() for p in parameters.values()])
+        self.views = {name: piece.view(p.shape) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
+
+    def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
+        """Whether it is laid out for these parameters."""
+        return list(self.views) == list(parameters) and all(
+            view.shape == parameter.shape and view.device == parameter.device
+            for view, parameter in zip(self.views.values(), parameters.values(), strict=True)
+        )
+
+    def take(self, raw: FlatGradient, *, factor: float, scale: float, stream: KeyStream | None, index: int) -> None:
+        """Becomes ``factor`` times another vector plus noise, and sets that one to zero.
+
+        Args:
+            raw: The other vector, of the same layout.
+            factor: What it is multiplied by.
+            scale: Standard deviation of the noise.
+            stream: Where the noise comes from; None for no noise.
+            index: Which stretch of it.
+        """
+        if stream is None or scale == 0:
+            torch.mul(raw.vector, factor, out=self.vector)
+        elif self.vector.device.type == "cpu":
+            blocks = normal_blocks(stream, index, scale=scale, dtype=self.vector.dtype)
+            pieces = zip(torch.split(self.vector, BLOCK), torch.split(raw.vector, BLOCK), strict=True)
+            for (piece, sum_of_piece), noise in zip(pieces, blocks, strict=False):
+                torch.add(noise[: len(piece)], sum_of_piece, alpha=factor, out=piece)
+        else:
+            blocks = normal_blocks(stream, index, scale=scale, dtype=self.vector.dtype)
+            for piece, noise in zip(torch.split(self.vector, BLOCK), blocks, strict=False):
+                piece.copy_(noise[: len(piece)])
+            self.vector.add_(raw.vector, alpha=factor)
+        raw.vector.zero_()
+        raw.used.clear()
+
+    def hand_out(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Makes the views the gradients of the parameters, in their own types."""
+        for parameter, view in zip(parameters, self.views.values(), strict=True):
+            parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)

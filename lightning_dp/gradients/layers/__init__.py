@@ -1,0 +1,24 @@
+"""What each kind of layer adds to the gradients of its parameters, record by record."""
+
+from lightning_dp.gradients.layers import convolution, embedding, linear, normalization
+from lightning_dp.gradients.layers.other import by_sampler, by_vectorized_backward, has_sampler
+from lightning_dp.gradients.layers.registry import LayerForward, LayerGradients, known_gradients, register_layer
+from lightning_dp.gradients.layers.use import Rows, Use
+from lightning_dp.gradients.layers.workspace import Workspace
+
+__all__ = [
+    "LayerForward",
+    "LayerGradients",
+    "Rows",
+    "Use",
+    "Workspace",
+    "by_sampler",
+    "by_vectorized_backward",
+    "convolution",
+    "embedding",
+    "has_sampler",
+    "known_gradients",
+    "linear",
+    "normalization",
+    "register_layer",
+]

@@ -1,0 +1,129 @@
+"""Gradients that are sums of outer products over positions: ``g_i = sum_t b_it a_it^T``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_dp.gradients.layers.use import Rows, Use, squared, weighted, wide, zeroed
+from lightning_dp.gradients.layers.workspace import Workspace, pieces
+
+_CANCELLED = 0.02  # share of the terms of a Gram sum that must be left for it to be exact to 1e-5
+_CPU_BATCH = 8  # times the scratch memory of a processor
+
+
+class Outer(Use):
+    """The weight of a linear layer.
+
+    Args:
+        a: Inputs, ``(records, positions, inputs)``.
+        b: Gradients of the outputs, ``(records, positions, outputs)``.
+        shape: Shape of the weight, ``(outputs, inputs)`` in any form.
+        name: Of the parameter, for its workspace.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, shape: torch.Size, name: str) -> None:
+        self.a, self.b, self.name = wide(a), wide(b), name
+        super().__init__(len(a), shape, self.a)
+
+    @property
+    @override
+    def sizes(self) -> tuple[int, ...]:
+        return (self.a.shape[1], self.a.shape[2], self.b.shape[2])
+
+    @property
+    @override
+    def methods(self) -> tuple[str, ...]:
+        positions, inputs, outputs = self.sizes
+        if positions == 1:
+            return ("product",)
+        if positions * (inputs + outputs) < inputs * outputs:
+            return "gram", "rows", "twice"
+        return "rows", "twice", "gram"
+
+    @override
+    def kept_bytes(self, method: str) -> int:
+        return self.records * self._row_bytes if method == "rows" else self.a.nbytes + self.b.nbytes
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.shape.numel() * self.a.element_size()
+
+    @override
+    def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
+        if method == "product":
+            return squared(self.a) * squared(self.b), self
+        if method == "gram":
+            return gram_squares(self.a, self.b, workspace), self
+        if method == "twice":
+            return self._by_pieces(workspace), self
+        rows = workspace.take(self.name, (self.records, self.b.shape[2], self.a.shape[2]), self.a)
+        torch.bmm(self.b.transpose(1, 2), self.a, out=rows)
+        return squared(rows), Rows(rows.view(self.records, *self.shape))
+
+    def _by_pieces(self, workspace: Workspace) -> Tensor:
+        """The norms of rows that are not kept."""
+        norms = self.a.new_empty(self.records)
+        # Products of many records at once gain more on a processor than norms lose outside of its nearest cache.
+        share = _CPU_BATCH if self.device.type == "cpu" else 1
+        for part in pieces(self.records, self._row_bytes // share, self.device):
+            a, b = self.a[part], self.b[part]
+            rows = workspace.take("rows", (len(a), b.shape[2], a.shape[2]), a)
+            norms[part] = squared(torch.bmm(b.transpose(1, 2), a, out=rows))
+        return norms
+
+    @override
+    def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:
+        _, inputs, outputs = self.sizes
+        a, b = self.a, self.b
+        if inputs < outputs:
+            a = weighted(a, weights, workspace)
+        else:
+            b = weighted(b, weights, workspace)
+        total.view(outputs, inputs).addmm_(b.reshape(-1, outputs).t(), a.reshape(-1, inputs))
+
+    @override
+    def plus(self, others: Sequence[Use]) -> Use:
+        uses = [self, *(use for use in others if isinstance(use, Outer))]
+        rest = [use for use in others if not isinstance(use, Outer)]
+        a, b = torch.cat([use.a for use in uses], 1), torch.cat([use.b for use in uses], 1)
+        merged = Outer(a, b, self.shape, self.name) if len(uses) > 1 else self
+        return rest[0].plus([*rest[1:], merged]) if rest else merged
+
+    @override
+    def rows(self) -> Tensor:
+        return torch.bmm(self.b.transpose(1, 2), self.a).view(self.records, *self.shape)
+
+    @override
+    def only(self, kept: Tensor) -> Outer:
+        return Outer(zeroed(self.a, kept), zeroed(self.b, kept), self.shape, self.name)
+
+    def part(self, records: slice) -> Outer:
+        """The same of some records."""
+        return Outer(self.a[records], self.b[records], self.shape, self.name)
+
+
+def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> Tensor:
+    """``|g|^2 = sum_ts (a_t . a_s) (b_t . b_s)``, without the gradient itself (Goodfellow, 2015).
+
+    Args:
+        a: Inputs, ``(records, positions, inputs)``.
+        b: Gradients of the outputs, ``(records, positions, outputs)``.
+        workspace: Memory.
+
+    Returns:
+        Squared norms, ``(records,)``.
+    """
+    size = len(a), a.shape[1], a.shape[1]
+    products = torch.bmm(a, a.transpose(1, 2), out=workspace.take("gram a", size, a))
+    products.mul_(torch.bmm(b, b.transpose(1, 2), out=workspace.take("gram b", size, b)))
+    norms = products.sum((1, 2))
+    # PRIVACY: where nearly all terms cancel, rounding may leave far too small a norm, and the record would not be
+    # clipped. Those are computed again from their rows.
+    doubtful = norms < _CANCELLED * products.abs_().sum((1, 2))
+    if bool(doubtful.any()):
+        norms[doubtful] = squared(torch.bmm(b[doubtful].transpose(1, 2), a[doubtful]))
+    return norms
