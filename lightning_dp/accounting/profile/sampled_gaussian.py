@@ -23,6 +23,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri_exp
 
+from lightning_dp.accounting.profile.closed_form import normal_cells
 from lightning_dp.accounting.profile.losses import Complexes, Floats, SampledGaussianLoss
 
 _DIGITS, _SPLIT_DIGITS = 44.0, 62.0  # -log of the error of a sum; hits may be far rarer than the rest
@@ -82,6 +83,13 @@ class Step:
         q, width = self.loss.sampling_rate, math.hypot(1.0, self.edge)
         return float(q * ndtr((1 / self.loss.sigma - self.cut) / width) + (1 - q) * ndtr(-self.cut / width))
 
+    @property
+    def cut_probabilities(self) -> tuple[float, float]:
+        """Probability under ``Q`` that is cut, and by how much that under ``P`` is larger (when removing a record)."""
+        width = math.hypot(1.0, self.edge)
+        places = np.array([self.cut - 1 / self.loss.sigma, self.cut]) / width
+        return float(ndtr(-places[1])), self.loss.sampling_rate * float(normal_cells(places)[0])
+
     def without_tail(self, log_probability: float) -> Step:
         """The step whose largest losses, of the given probability, count as infinite (nothing when adding)."""
         if self.loss.direction == "add":
@@ -93,11 +101,29 @@ class Step:
 
     def split_at(self, loss: float) -> Step:
         """The same with outputs of more than this loss as hits (when removing a record)."""
+        return replace(self, split=self._output(loss), split_edge=self._width(loss))
+
+    def cut_above(self, loss: float, distance: float, share: float) -> Step:
+        """The same with a cut so many widths of its edge above this loss (when removing a record).
+
+        Args:
+            loss: Outputs of at most this loss are hardly ever cut.
+            distance: Of the cut, in units of its edge.
+            share: Width of the edge over that of a split there.
+        """
+        edge = share * self._width(loss)
+        return replace(self, cut=self._output(loss) + distance * edge, edge=edge)
+
+    def _output(self, loss: float) -> float:
+        """The output with this loss, when removing a record."""
         q, sigma = self.loss.sampling_rate, self.loss.sigma
         argument = math.log1p(math.expm1(loss) / q) if loss < 700 else loss - math.log(q)
-        posterior = -math.expm1(math.log1p(-q) - loss)
-        width = min(_EDGE, sigma * loss / posterior / 6)
-        return replace(self, split=sigma * argument + 1 / (2 * sigma), split_edge=width)
+        return sigma * argument + 1 / (2 * sigma)
+
+    def _width(self, loss: float) -> float:
+        """Width of an edge at this loss, across which the loss changes by a sixth."""
+        posterior = -math.expm1(math.log1p(-self.loss.sampling_rate) - loss)
+        return min(_EDGE, self.loss.sigma * loss / posterior / 6)
 
     @property
     def bulk(self) -> Step:
