@@ -32,7 +32,8 @@ _TILTS = np.append(0.0, np.geomspace(0.1, 100.0, 40))
 _FARTHEST = 300.0  # epsilon, so that its exponential and the inverse stay in range
 _SHARP = 0.3  # width of an edge where transforms are short anyway
 _SPLIT = 3.0  # epsilon over the loss of a hit, where losses without hits have a line
-_FEW_ELEMENTS, _MORE_ELEMENTS = 4_000_000, 30_000_000  # nodes in t times nodes in x
+_FEW_ELEMENTS = 4_000_000  # nodes in t times nodes in x, for lines without hits
+_MORE_ELEMENTS, _MOST_ELEMENTS = 30_000_000, 60_000_000  # the same with hits, for rough lines and for exact ones
 _ACCURATE, _ROUGH = 1e-8, 1e-2  # relative errors of delta
 _BELOW_BEST = 1  # rungs from the best order to a line without large losses
 _SHARES = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 3e-8, 1e-7, 3e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1)
@@ -187,10 +188,15 @@ def decompose(parts: Parts, low: float, high: float, log_delta: float, rough: fl
         The bounds, or None if all would take too many nodes.
     """
     middle, best, least = math.sqrt(low * high), None, math.inf
-    for option in (_without_large, _with_hits, _with_hits_and_bulk):
-        found = option(parts, low, high, log_delta + rough)
+    elements = _MORE_ELEMENTS if rough else _MOST_ELEMENTS
+    for option in (_without_large, _with_hits, _with_hits_and_bulk) if low > 0 else (_without_large,):
+        try:
+            found = option(parts, low, high, log_delta + rough, elements)
+        except ArithmeticError:  # beyond the range of floats, or of sums over nodes
+            continue
         if found is not None:
-            error = 1 - found.lower(middle) / found.upper(middle)
+            upper = found.upper(middle)
+            error = (upper - found.lower(middle)) / max(upper, math.exp(log_delta))
             if error < least:
                 best, least = found, error
             if error <= min(_ACCURATE * math.exp(rough), _ROUGH):
@@ -198,7 +204,7 @@ def decompose(parts: Parts, low: float, high: float, log_delta: float, rough: fl
     return best
 
 
-def _without_large(parts: Parts, low: float, high: float, log_goal: float) -> Decomposed | None:
+def _without_large(parts: Parts, low: float, high: float, log_goal: float, elements: int) -> Decomposed | None:
     """One line for all losses that are not large."""
     large = count_large(parts, high, log_goal, _SHARP)
     ladder = ladder_for_epsilon(large.parts, low)
@@ -206,17 +212,17 @@ def _without_large(parts: Parts, low: float, high: float, log_goal: float) -> De
     return None if line is None else Decomposed(low, high, large, (line,))
 
 
-def _with_hits(parts: Parts, low: float, high: float, log_goal: float) -> Decomposed | None:
+def _with_hits(parts: Parts, low: float, high: float, log_goal: float, elements: int) -> Decomposed | None:
     """One line for losses with hits; those without are negligible."""
     large = count_large(parts, high, log_goal, 1.0)
     found = large.parts.split_for(low, log_goal + contour.TOLERANCE)
     if found is None:
         return None
-    line = contour.build(found[0], ladder_for_epsilon(large.parts, low), low, log_goal, _MORE_ELEMENTS)
+    line = contour.build(found[0], ladder_for_epsilon(large.parts, low), low, log_goal, elements)
     return None if line is None else Decomposed(low, high, large, (line,), missed=math.exp(found[1]))
 
 
-def _with_hits_and_bulk(parts: Parts, low: float, high: float, log_goal: float) -> Decomposed | None:
+def _with_hits_and_bulk(parts: Parts, low: float, high: float, log_goal: float, elements: int) -> Decomposed | None:
     """One line for losses with hits, and another one for those without."""
     large = count_large(parts, high, log_goal, 1.0)
     split = large.parts.with_steps(lambda step: step.split_at(low / _SPLIT))
@@ -224,7 +230,7 @@ def _with_hits_and_bulk(parts: Parts, low: float, high: float, log_goal: float) 
     first = contour.build(bulk, ladder_for_epsilon(bulk, low), low, log_goal, _FEW_ELEMENTS, _BELOW_BEST)
     if first is None:
         return None
-    second = contour.build(split, ladder_for_epsilon(large.parts, low), low, log_goal, _MORE_ELEMENTS)
+    second = contour.build(split, ladder_for_epsilon(large.parts, low), low, log_goal, elements)
     if second is None:
         return None
     return Decomposed(low, high, large, (first, second), doubled=sum(n * _doubled(step) for step, n in _steps(split)))

@@ -22,7 +22,7 @@ _DELTA_TRIES = 3
 
 def epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
     """Bounds of epsilon, better than the best so far; an upper bound of at most ``known`` is good enough."""
-    log_delta, guess, spread = math.log(delta), 0.0, _RANGE
+    log_delta, guess, spread, is_positive = math.log(delta), 0.0, _RANGE, best.lower > 0
     for _ in range(_RANGES):
         width, is_near = best.upper - best.lower, best.upper <= _RANGE**2 * 1.01 * best.lower
         if is_near:
@@ -32,6 +32,10 @@ def epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interva
             found = decompose(parts, guess / spread, guess * spread, log_delta, _ROUGH)
         if found is not None:
             best = best.and_also(found.epsilon(delta))
+        if found is not None and best.upper == found.low and not is_positive:
+            if _is_enough(parts, found.low, delta):
+                return Interval(0.0, 0.0)
+            is_positive = True
         if best.upper <= known or best.is_accurate or (is_near and best.upper - best.lower > width / 2):
             break
         if found is not None and not is_near:
@@ -39,6 +43,17 @@ def epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interva
         elif not is_near:  # too many nodes, all the more so farther below
             guess, spread = min(_COARSER * guess, math.sqrt(guess * best.upper)), math.sqrt(spread)
     return best
+
+
+def _is_enough(parts: Parts, high: float, delta: float) -> bool:
+    """Whether delta is enough for an epsilon of 0."""
+    for rough in (_ROUGH, 0.0):
+        found = decompose(parts, 0.0, high, math.log(delta), rough)
+        if found is None or found.lower(0.0) > delta:
+            return False
+        if found.upper(0.0) <= delta:
+            return True
+    return False
 
 
 def delta(parts: Parts, epsilon: float, best: Interval, known: float) -> Interval:

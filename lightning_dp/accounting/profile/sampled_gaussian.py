@@ -33,6 +33,8 @@ _EDGE = 0.5  # width of the smooth edge of a cut
 _MOST_NODES = 60_000
 _SHIFT_RATIO = 2.5
 _STRIPS = 10  # widths of the strip that are tried
+_PLACES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)  # above which outputs are told from the others
+_NARROW = 4.0  # ratio of spacings from which on the line of integration is nearer to the axis
 _LARGEST = 340.0  # exponents are split there, so that squares stay in range
 
 
@@ -141,6 +143,12 @@ class Step:
         edge = min(self.edge if math.isfinite(self.cut) else 1.0, self.split_edge if self.is_split else 1.0)
         return min(2.0, 0.45 * math.pi * self.loss.sigma, 3 * edge)  # the modulus of an edge grows like exp(s^2 / 2)
 
+    def shift_for(self, c: float) -> float:
+        """Distance of the line of integration under a tilt: nearer where strong tilts allow too narrow a strip only."""
+        far, near = self.farthest_shift, min(self.farthest_shift, 0.25 * math.pi * self.loss.sigma)
+        is_narrow = self.loss.direction == "add" and self.spacing(c, far) < self.spacing(c, near) / _NARROW
+        return near if is_narrow else far
+
     def spacing(self, c: float, shift: float) -> float:
         """Distance of nodes on ``Im x = shift`` whose sums are exact to :attr:`error` for all tilts up to ``c``.
 
@@ -219,11 +227,29 @@ def _spacing(step: Step, negative_power: float, shift: float) -> float:
         # The logarithm of the integral of the modulus at that distance from the real axis, over that on it.
         growth = reach**2 / 2
         if negative_power:
-            growth -= negative_power / 2 * math.log1p(-mixed * (1 - math.cos(min(reach / sigma, math.pi * (1 - 1e-9)))))
+            growth += _growth_of_inverse(step, negative_power, reach / sigma, mixed)
         for edge in edges:  # |Phi(u + iv)| <= exp(v^2 / 2) (Phi(u) + v phi(u)), and phi(u) <= 11 Phi(u) down to -10.5
             growth += (reach / edge) ** 2 / 2 + math.log1p(11 * reach / edge)
         best = max(best, 2 * math.pi * width / (step.digits + growth))
     return best
+
+
+def _growth_of_inverse(step: Step, power: float, angle: float, mixed: float) -> float:
+    """Bound of the logarithm by which the integral of ``|exp l|^-power`` grows off the real axis.
+
+    When adding a record, outputs above some ``x`` add at most ``Phi(-x) (1 - q)^-power`` at angles up to ``pi / 2``,
+    where the real part of ``exp l`` is at least ``1 - q``; the integral on the axis is at least 1 (by Jensen).
+    """
+    turned = 1 - math.cos(min(angle, math.pi * (1 - 1e-9)))
+    growth = -power / 2 * math.log1p(-mixed * turned)
+    if step.loss.direction != "add" or angle > math.pi / 2 or growth < 1:
+        return growth
+    for x in _PLACES:
+        posterior = min(0.5, step.posterior(x))
+        below = -power / 2 * math.log1p(-2 * posterior * (1 - posterior) * turned)
+        above = float(log_ndtr(-x)) - power * math.log1p(-step.loss.sampling_rate)
+        growth = min(growth, max(below, above) + math.log1p(math.exp(-abs(below - above))))
+    return growth
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +350,7 @@ class TiltedStep:
 @lru_cache(maxsize=1024)
 def tilted(step: Step, c: float, mean: float) -> TiltedStep:
     """The step under a tilt; only its hits if it is split."""
-    shift = step.farthest_shift
+    shift = step.shift_for(c)
     nodes = step.nodes(c, shift)
     modulus = nodes.log_base + nodes.density + c * nodes.loss
     kept = modulus > modulus.max() - step.depth
