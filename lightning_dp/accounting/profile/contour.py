@@ -22,7 +22,8 @@ from lightning_dp.accounting.profile.characteristic import log_characteristic
 from lightning_dp.accounting.profile.cumulants import Ladder, Part, Parts
 from lightning_dp.accounting.profile.line import Line
 from lightning_dp.accounting.profile.losses import AtomicLoss, Complexes, Floats
-from lightning_dp.accounting.profile.sampled_gaussian import Step, modulus_bounds
+from lightning_dp.accounting.profile.sampled_gaussian import Step
+from lightning_dp.accounting.profile.tilted import modulus_bounds
 
 TOLERANCE = math.log(1e-11)  # relative size of aliases and of the tail that is aimed at
 _BELOW_BEST = 2  # rungs from the best order to the line

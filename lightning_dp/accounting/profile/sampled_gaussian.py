@@ -24,14 +24,13 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri_exp
 
 from lightning_dp.accounting.profile.closed_form import normal_cells
-from lightning_dp.accounting.profile.losses import Complexes, Floats, SampledGaussianLoss
+from lightning_dp.accounting.profile.losses import Floats, SampledGaussianLoss
 
 _DIGITS, _SPLIT_DIGITS = 44.0, 62.0  # -log of the error of a sum; hits may be far rarer than the rest
 _CUT, _SPLIT_CUT = 50.0, 90.0  # nodes whose weight is below exp(-50) of the largest are negligible
 _MARGIN = 10.5  # a unit Gaussian has fallen by exp(-55) there
 _EDGE = 0.5  # width of the smooth edge of a cut
 _MOST_NODES = 60_000
-_SHIFT_RATIO = 2.5
 _STRIPS = 10  # widths of the strip that are tried
 _PLACES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)  # above which outputs are told from the others
 _NARROW = 4.0  # ratio of spacings from which on the line of integration is nearer to the axis
@@ -282,7 +281,7 @@ class Nodes:
 @lru_cache(maxsize=1024)
 def _nodes(step: Step, spacing: float, low: int, high: int, shift: float) -> Nodes:
     x = spacing * np.arange(low, high + 1, dtype=np.float64)
-    log_density, density_turn, loss, turn, slope, size = _on_line(step.loss, x, shift)
+    log_density, density_turn, loss, turn, slope, size = on_line(step.loss, x, shift)
     log_base = (shift**2 - x**2) / 2 + math.log(spacing / math.sqrt(2 * math.pi))
     phase = density_turn + (x * shift if step.loss.direction == "add" else -x * shift)
     missing = 0.0
@@ -294,7 +293,7 @@ def _nodes(step: Step, spacing: float, low: int, high: int, shift: float) -> Nod
     return Nodes(x, log_base, log_density, phase, loss, turn, slope, size, missing)
 
 
-def _on_line(loss: SampledGaussianLoss, x: Floats, shift: float | Floats) -> tuple[Floats, ...]:
+def on_line(loss: SampledGaussianLoss, x: Floats, shift: float | Floats) -> tuple[Floats, ...]:
     """Real and imaginary part of ``D`` and of ``L``, the slope of the latter by the shift, and rounding sizes."""
     q, sigma, direction = loss.sampling_rate, loss.sigma, loss.direction
     argument = x / sigma - 1 / (2 * sigma**2)
@@ -330,77 +329,3 @@ def _log_ratio(q: float, argument: Floats, angle: float | Floats) -> tuple[Float
     if squared.min() < -0.5:
         value = np.where(squared < -0.5, np.log(np.maximum(np.hypot(1 + real, imaginary), 1e-300)), value)
     return value + (argument - near), np.arctan2(imaginary, 1 + real), posterior
-
-
-@dataclass(frozen=True, eq=False)
-class TiltedStep:
-    """The loss under the tilt ``exp(c * loss)``: weights at complex deviations from its mean, on a shifted line.
-
-    Attributes:
-        weights: Weights, of sum 1 for the whole loss, ``(nodes,)``.
-        deviations: Loss minus mean, of non-negative imaginary part, ``(nodes,)``.
-        size: Bound of the rounding error of the loss, averaged with the moduli of the weights.
-    """
-
-    weights: Complexes
-    deviations: Complexes
-    size: float
-
-
-@lru_cache(maxsize=1024)
-def tilted(step: Step, c: float, mean: float) -> TiltedStep:
-    """The step under a tilt; only its hits if it is split."""
-    shift = step.shift_for(c)
-    nodes = step.nodes(c, shift)
-    modulus = nodes.log_base + nodes.density + c * nodes.loss
-    kept = modulus > modulus.max() - step.depth
-    weights = np.exp(modulus[kept] - modulus.max() + 1j * (nodes.phase[kept] + c * nodes.turn[kept]))
-    weights /= weights.sum()
-    x, deviations, size = nodes.x[kept], nodes.loss[kept] - mean + 1j * nodes.turn[kept], nodes.size[kept]
-    if step.is_split:
-        weights = weights * ndtr((x + 1j * shift - step.split) / step.split_edge)
-        above = np.abs(weights) > 1e-24 * np.abs(weights).max()
-        weights, deviations, size = weights[above], deviations[above], size[above]
-    return TiltedStep(weights, deviations, float(np.abs(weights) @ size))
-
-
-def modulus_bounds(
-    step: Step, tilts: tuple[float, float], cumulant: float, edges: Floats, hits: bool = False
-) -> Floats:
-    """Bounds of ``log |f(t')|`` under the tilt, for all ``t' >= t``, at each ``t`` of ``edges``.
-
-    The modulus is at most the integral of the modulus along any line, where ``exp(-t Im L)`` damps. The line for each
-    ``t`` is the one that is best for a Gaussian loss, or twice as far, which damps rare large losses too.
-
-    Args:
-        step: The step.
-        tilts: The tilt ``c``, and the largest one whose nodes are at hand.
-        cumulant: Logarithm of the tilted total.
-        edges: Increasing, ``(t,)``.
-        hits: Bound the part above the split only.
-    """
-    c, nodes = tilts[0], step.nodes(tilts[1])
-    modulus = nodes.log_base + nodes.density + c * nodes.loss - cumulant
-    kept = modulus > -step.depth
-    weights, slope = np.exp(modulus[kept]), nodes.slope[kept]
-    if hits:
-        shifts = [np.full_like(edges, step.farthest_shift * _SHIFT_RATIO**-k) for k in range(6)]
-    else:
-        mean = float(weights @ slope)
-        best = edges * mean / (1 + edges**2 * (float(weights @ slope**2) - mean**2))
-        shifts = [np.minimum(shift, step.farthest_shift) for shift in (best, 2 * best)]
-    far = np.concatenate(shifts)[:, None]
-    density, _, loss, turn, _, _ = _on_line(step.loss, nodes.x[kept], far)
-    exponent = (
-        far**2 / 2 + nodes.log_base[kept] + density + c * loss - np.tile(edges, len(shifts))[:, None] * turn - cumulant
-    )
-    if math.isfinite(step.cut):
-        place = (step.cut - nodes.x[kept]) / step.edge
-        exponent += np.log(np.maximum(np.abs(ndtr(place - 1j * far / step.edge)), 1e-300)) - log_ndtr(place)
-    if hits:
-        above = (nodes.x[kept] - step.split + 1j * far) / step.split_edge
-        exponent += np.log(np.maximum(np.abs(ndtr(above)), 1e-300))
-    # The modulus is analytic in a strip that is narrower by the shift.
-    left = 1 - far[:, 0] / (0.95 * math.pi * step.loss.sigma)
-    bounds = np.log(np.exp(exponent).sum(axis=1) + 5 * np.exp(-step.digits * left))
-    return np.asarray(bounds.reshape(len(shifts), -1).min(axis=0), dtype=np.float64)
