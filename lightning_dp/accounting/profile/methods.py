@@ -16,7 +16,7 @@ from lightning_dp.accounting.profile.interval import Interval
 from lightning_dp.accounting.profile.line import Line, lower, solve
 
 _FEW_ELEMENTS = 4_000_000  # nodes in t times nodes in x, for the first method
-_MORE_ELEMENTS = 30_000_000  # the same for the later one
+_MORE_ELEMENTS = 60_000_000  # the same for the later one
 _GUESS_MARGIN = 5.0  # a Renyi bound overstates log delta by about this much
 _LIMITS = (4.0, 0.5, 0.3, 1.5)  # of the fine lattice, in units of the best bound so far
 
