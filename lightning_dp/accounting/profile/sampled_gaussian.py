@@ -33,6 +33,7 @@ _EDGE = 0.5  # width of the smooth edge of a cut
 _MOST_NODES = 60_000
 _STRIPS = 10  # widths of the strip that are tried
 _PLACES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)  # above which outputs are told from the others
+_FINE = 0.01  # spacing below which a better bound is looked for
 _NARROW = 4.0  # ratio of spacings from which on the line of integration is nearer to the axis
 _LARGEST = 340.0  # exponents are split there, so that squares stay in range
 
@@ -145,8 +146,9 @@ class Step:
     def shift_for(self, c: float) -> float:
         """Distance of the line of integration under a tilt: nearer where strong tilts allow too narrow a strip only."""
         far, near = self.farthest_shift, min(self.farthest_shift, 0.25 * math.pi * self.loss.sigma)
-        is_narrow = self.loss.direction == "add" and self.spacing(c, far) < self.spacing(c, near) / _NARROW
-        return near if is_narrow else far
+        if self.loss.direction != "add" or self.spacing(c, far) >= _FINE:
+            return far
+        return near if self.spacing(c, far) < self.spacing(c, near) / _NARROW else far
 
     def spacing(self, c: float, shift: float) -> float:
         """Distance of nodes on ``Im x = shift`` whose sums are exact to :attr:`error` for all tilts up to ``c``.
@@ -216,6 +218,12 @@ class Step:
 @lru_cache(maxsize=4096)
 def _spacing(step: Step, negative_power: float, shift: float) -> float:
     """The widest spacing over several widths of the strip; off the real axis the strip reaches down to it."""
+    spacing = _spacing_within(step, negative_power, shift, ())
+    is_fine = spacing < _FINE and step.loss.direction == "add"
+    return _spacing_within(step, negative_power, shift, _PLACES) if is_fine else spacing
+
+
+def _spacing_within(step: Step, negative_power: float, shift: float, places: tuple[float, ...]) -> float:
     sigma, posterior = step.loss.sigma, min(0.5, step.posterior(_MARGIN))
     mixed = 2 * posterior * (1 - posterior)
     edges = [width for place, width in ((step.cut, step.edge), (step.split, step.split_edge)) if math.isfinite(place)]
@@ -226,14 +234,14 @@ def _spacing(step: Step, negative_power: float, shift: float) -> float:
         # The logarithm of the integral of the modulus at that distance from the real axis, over that on it.
         growth = reach**2 / 2
         if negative_power:
-            growth += _growth_of_inverse(step, negative_power, reach / sigma, mixed)
+            growth += _growth_of_inverse(step, negative_power, reach / sigma, mixed, places)
         for edge in edges:  # |Phi(u + iv)| <= exp(v^2 / 2) (Phi(u) + v phi(u)), and phi(u) <= 11 Phi(u) down to -10.5
             growth += (reach / edge) ** 2 / 2 + math.log1p(11 * reach / edge)
         best = max(best, 2 * math.pi * width / (step.digits + growth))
     return best
 
 
-def _growth_of_inverse(step: Step, power: float, angle: float, mixed: float) -> float:
+def _growth_of_inverse(step: Step, power: float, angle: float, mixed: float, places: tuple[float, ...]) -> float:
     """Bound of the logarithm by which the integral of ``|exp l|^-power`` grows off the real axis.
 
     When adding a record, outputs above some ``x`` add at most ``Phi(-x) (1 - q)^-power`` at angles up to ``pi / 2``,
@@ -241,9 +249,7 @@ def _growth_of_inverse(step: Step, power: float, angle: float, mixed: float) -> 
     """
     turned = 1 - math.cos(min(angle, math.pi * (1 - 1e-9)))
     growth = -power / 2 * math.log1p(-mixed * turned)
-    if step.loss.direction != "add" or angle > math.pi / 2 or growth < 1:
-        return growth
-    for x in _PLACES:
+    for x in places if angle <= math.pi / 2 else ():
         posterior = min(0.5, step.posterior(x))
         below = -power / 2 * math.log1p(-2 * posterior * (1 - posterior) * turned)
         above = float(log_ndtr(-x)) - power * math.log1p(-step.loss.sampling_rate)
