@@ -1,8 +1,8 @@
 """Bounds of epsilon and delta for any composition: ``[lower, upper]`` contains the exact value.
 
 Each direction is covered by the first method that is exact for it: closed forms, the contour integral, the same
-without rare huge losses, the same for losses with hits only, a loss distribution on a lattice. The Renyi bound at the
-best order is always valid, so no input is left without an upper bound.
+without rare huge losses, large losses counted exactly with a line each for hits and for the rest, a loss distribution
+on a lattice. The Renyi bound at the best order is always valid, so no input is left without an upper bound.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from lightning_dp.accounting.profile import characteristic, cumulants, sampled_gaussian
+from lightning_dp.accounting.profile import characteristic, cumulants, sampled_gaussian, tilted
 from lightning_dp.accounting.profile.atoms import atomic_delta, atomic_epsilon
 from lightning_dp.accounting.profile.closed_form import (
     gaussian_delta,
@@ -132,7 +132,7 @@ def _best(methods: tuple[Method, ...], parts: Parts, at: float, best: Interval, 
 
 def clear_caches() -> None:
     """Forgets everything that was computed, to measure or to free memory."""
-    for module in (characteristic, cumulants, sampled_gaussian):
+    for module in (characteristic, cumulants, sampled_gaussian, tilted):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_dp.accounting.profile.cumulants import Part
 from lightning_dp.accounting.profile.losses import AtomicLoss, Complexes, Floats
-from lightning_dp.accounting.profile.sampled_gaussian import tilted
+from lightning_dp.accounting.profile.tilted import tilted
 
 _STAGES = 16  # parts of a line in which negligible outputs are left out anew
 _NEGLIGIBLE = 60.0  # in the logarithm

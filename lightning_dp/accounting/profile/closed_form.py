@@ -61,15 +61,16 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return smallest(lambda epsilon: gaussian_delta(mu, epsilon), delta, high)
 
 
-def smallest(profile: Callable[[float], float], delta: float, high: float) -> float:
-    """Smallest epsilon in ``(0, high]`` at which a decreasing profile is at most ``delta``, from above.
+def smallest(profile: Callable[[float], float], delta: float, high: float, low: float = 0.0) -> float:
+    """Smallest epsilon in ``(low, high]`` at which a decreasing profile is at most ``delta``, from above.
 
     Args:
-        profile: Delta at an epsilon, above ``delta`` at 0.
+        profile: Delta at an epsilon, above ``delta`` at ``low``.
         delta: In (0, 1).
         high: Where the profile is at most ``delta``, or a bound that is valid by itself.
+        low: Where to start.
     """
-    log_delta, low = math.log(delta), 0.0
+    log_delta = math.log(delta)
 
     def excess(epsilon: float) -> float:
         value = profile(epsilon)

@@ -22,7 +22,8 @@ from lightning_dp.accounting.profile.characteristic import log_characteristic
 from lightning_dp.accounting.profile.cumulants import Ladder, Part, Parts
 from lightning_dp.accounting.profile.line import Line
 from lightning_dp.accounting.profile.losses import AtomicLoss, Complexes, Floats
-from lightning_dp.accounting.profile.sampled_gaussian import Step, modulus_bounds
+from lightning_dp.accounting.profile.sampled_gaussian import Step
+from lightning_dp.accounting.profile.tilted import modulus_bounds
 
 TOLERANCE = math.log(1e-11)  # relative size of aliases and of the tail that is aimed at
 _BELOW_BEST = 2  # rungs from the best order to the line
@@ -30,6 +31,24 @@ _GROWTH, _EDGES = 1.3, 6
 _SPACING_GRID = 0.1  # steps in the logarithm of the spacing
 _ROUNDING = 4e-15
 _MOST_NODES = 1_500_000
+
+
+@dataclass(frozen=True, eq=False)
+class _Rare:
+    """Sizes of ``f`` and of its part ``g`` above the split.
+
+    With ``M = max(|f|, |f - g|)``, an error ``x`` of ``f`` changes ``f^n - (f - g)^n`` by at most
+    ``n |g| ((M + |x|)^(n - 1) - M^(n - 1))``, and an error ``y`` of ``g`` by at most ``(M + |y|)^n - M^n``.
+
+    Attributes:
+        peaks: ``log M``, ``(parts, nodes)``.
+        shares: ``|g| / M``, ``(parts, nodes)``.
+        errors: ``log(1 + error of g / M)``, ``(parts, nodes)``.
+    """
+
+    peaks: Floats
+    shares: Floats
+    errors: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +61,8 @@ class Sheet:
         kernel: ``h / pi / (z (z + 1))`` at the nodes, the first halved, ``(nodes,)``.
         logs: ``log f`` of each part's loss minus its mean, ``(parts, nodes)``.
         hits: ``log(1 - g / f)`` of the parts that are split, ``(parts, nodes)``; None without a split.
-        errors: Relative error of ``f``, ``(parts, nodes)``.
-        hidden: Error of ``g``, relative to ``f``, ``(parts, nodes)``.
+        errors: ``log(1 + error of f / |f|)``, ``(parts, nodes)``; with a split over ``max(|f|, |f - g|)``.
+        rare: What the bounds with a split need; None without one.
         means: Mean under the tilt, ``(parts,)``.
         tilts: Tilts at which cumulants are known, with 0 first, ``(tilts,)``.
         values: The cumulants, ``(parts, tilts)``.
@@ -58,7 +77,7 @@ class Sheet:
     logs: Complexes
     hits: Complexes | None
     errors: Floats
-    hidden: Floats
+    rare: _Rare | None
     means: Floats
     tilts: Floats
     values: Floats
@@ -78,10 +97,13 @@ class Sheet:
             exponent -= rho * self.t**2
         terms = np.exp(exponent) * self.kernel
         excess = self._tail(counts, rho)
-        if self.hits is not None:
-            excess += float(np.abs(terms) @ _grown(counts @ self.hidden))
+        if self.hits is None or self.rare is None:
+            excess += float(np.abs(terms) @ _grown(counts @ self.errors + 1e-14))
+        else:
+            sizes = np.abs(self.kernel) * np.exp(counts @ self.rare.peaks - rho * self.t**2)
+            doubt = (counts @ self.rare.shares) * _grown(counts @ self.errors) + _grown(counts @ self.rare.errors)
             terms *= -np.expm1(counts @ self.hits)
-        excess += float(np.abs(terms) @ _grown(counts @ self.errors + 1e-14))
+            excess += float(sizes @ doubt) + 1e-14 * float(np.abs(terms).sum())
         values = counts @ self.values
         if rho:
             values += rho * self.tilts * (self.tilts + 1)
@@ -152,13 +174,17 @@ def _grown(errors: Floats) -> Floats:
     return np.asarray(np.expm1(np.minimum(errors, 700.0)), dtype=np.float64)
 
 
-def build(parts: Parts, ladder: Ladder, epsilon: float, log_delta: float, elements: int) -> Line | None:
+def build(
+    parts: Parts, ladder: Ladder, epsilon: float, log_delta: float, elements: int, below: int = _BELOW_BEST
+) -> Line | None:
     """The line of :func:`sheet` for the counts of the parts, or None."""
-    built = sheet(parts, ladder, epsilon, log_delta, elements)
+    built = sheet(parts, ladder, epsilon, log_delta, elements, below)
     return None if built is None else built.line(np.asarray(parts.counts, dtype=np.float64), parts.rho)
 
 
-def sheet(parts: Parts, ladder: Ladder, epsilon: float, log_delta: float, elements: int) -> Sheet | None:
+def sheet(
+    parts: Parts, ladder: Ladder, epsilon: float, log_delta: float, elements: int, below: int = _BELOW_BEST
+) -> Sheet | None:
     """The line below the best order, for deltas around ``log_delta`` and epsilons around ``epsilon``.
 
     The line lies below the best order: the integrand grows little, and rare large losses, which the tilt at the point
@@ -170,11 +196,12 @@ def sheet(parts: Parts, ladder: Ladder, epsilon: float, log_delta: float, elemen
         epsilon: Where delta is wanted.
         log_delta: About the logarithm of delta there.
         elements: Most values of nodes in ``t`` times nodes in ``x``.
+        below: Rungs from the best order to the line.
 
     Returns:
         The sheet, or None if it would take too many nodes.
     """
-    index = max(0, ladder.best - _BELOW_BEST)
+    index = max(1, ladder.best - below)
     c, log_scale = float(ladder.tilts[index]), float(ladder.values[index])
     log_target = log_delta + TOLERANCE
     tilts = np.append(0.0, ladder.tilts)
@@ -194,17 +221,23 @@ def sheet(parts: Parts, ladder: Ladder, epsilon: float, log_delta: float, elemen
     kernel = np.asarray(spacing / math.pi / (z * (z + 1)), dtype=np.complex128)
     kernel[0] /= 2
     shape = len(parts.parts), count
-    logs, errors, hidden = np.empty(shape, dtype=np.complex128), np.empty(shape), np.zeros(shape)
+    logs, errors = np.empty(shape, dtype=np.complex128), np.empty(shape)
     hits = np.zeros(shape, dtype=np.complex128) if parts.is_split else None
     for row, (part, mean) in enumerate(zip(parts.parts, means[index], strict=True)):
         logs[row], without_hits, unit = log_characteristic(part, c, float(mean), spacing, count)
-        inverse = np.exp(-np.minimum(logs[row].real, 0.0))
-        error = part.whole.error if isinstance(part, Step) else 0.0
-        errors[row] = (error + _ROUNDING * unit * np.abs(z)) * inverse
-        if hits is not None and without_hits is not None and isinstance(part, Step):
-            hits[row], hidden[row] = without_hits, part.error * inverse
+        errors[row] = (part.whole.error if isinstance(part, Step) else 0.0) + _ROUNDING * unit * np.abs(z)
+        if hits is not None and without_hits is not None:
+            hits[row] = without_hits
+    peaks = logs.real if hits is None else logs.real + np.maximum(hits.real, 0.0)
+    inverse = np.exp(-np.minimum(peaks, 0.0))
+    errors = np.log1p(errors * inverse)
+    rare = None
+    if hits is not None:
+        hidden = [part.error if isinstance(part, Step) and part.is_split else 0.0 for part in parts.parts]
+        shares = np.abs(np.expm1(hits)) * np.exp(np.minimum(-hits.real, 0.0))
+        rare = _Rare(peaks, shares, np.log1p(np.array(hidden)[:, None] * inverse))
     values = np.concatenate((np.zeros((shape[0], 1)), singles.T), axis=1)
-    return Sheet(c, t, kernel, logs, hits, errors, hidden, means[index], tilts, values, edges, tails, parts)
+    return Sheet(c, t, kernel, logs, hits, errors, rare, means[index], tilts, values, edges, tails, parts)
 
 
 def _period(tilts: Floats, values: Floats, index: int, epsilon: float, log_target: float) -> float:

@@ -70,12 +70,6 @@ class Line:
         total = self.sum(epsilon)[0] - self.excess - self.rounding(epsilon) - self.aliases(epsilon)
         return self.log_scale - self.c * epsilon + math.log(total) if total > 0 else -math.inf
 
-    def tangent(self, epsilon: float, log_delta: float) -> float:
-        """Where the tangent to ``log(delta)`` at ``epsilon`` reaches ``log_delta``."""
-        total, slope = self.sum(epsilon)
-        rate = self.c - slope / total if total > 0 else self.c
-        return epsilon - (log_delta - self.upper_log_delta(epsilon)) / rate
-
     def is_accurate(self, epsilon: float, error: float) -> bool:
         """Whether the sum is exact to this relative error."""
         doubt = self.excess + self.rounding(epsilon) + self.aliases(epsilon)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
-from lightning_dp.accounting.profile import contour, lattice
-from lightning_dp.accounting.profile.closed_form import gaussian_delta, gaussian_epsilon, step_delta
-from lightning_dp.accounting.profile.cumulants import Ladder, Parts, ladder_for_delta, ladder_for_epsilon
+from lightning_dp.accounting.profile import contour, lattice, narrowing
+from lightning_dp.accounting.profile.closed_form import gaussian_delta, gaussian_epsilon
+from lightning_dp.accounting.profile.cumulants import Parts, ladder_for_delta, ladder_for_epsilon
 from lightning_dp.accounting.profile.interval import Interval
 from lightning_dp.accounting.profile.line import Line, lower, solve
-from lightning_dp.accounting.profile.sampled_gaussian import Step
 
 _FEW_ELEMENTS = 4_000_000  # nodes in t times nodes in x, for the first method
-_MORE_ELEMENTS, _RARE_ELEMENTS = 30_000_000, 120_000_000  # the same for the later ones
+_MORE_ELEMENTS = 60_000_000  # the same for the later one
 _GUESS_MARGIN = 5.0  # a Renyi bound overstates log delta by about this much
 _LIMITS = (4.0, 0.5, 0.3, 1.5)  # of the fine lattice, in units of the best bound so far
-_RARE_TRIES = 3  # starting points of the contour for hits
 
 
 def _renyi_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
@@ -67,51 +64,9 @@ def _read_epsilon(line: Line, delta: float, low: float, high: float, known: floa
     return Interval(lower(line, delta, upper), upper)
 
 
-def _rare_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
-    """The contour integral over losses with at least one hit, for steps that rarely matter."""
-    if not parts.is_smooth or not parts.may_split:
-        return best
-    parts = parts.without_tail(math.log(delta))
-    log_delta = math.log(delta - parts.infinite)
-    best = best.and_also(Interval(0.0, lattice.epsilon(parts, delta, lattice.FEW_POINTS)))
-    start = max(lattice.epsilon(parts, delta, lattice.FEW_POINTS, upper=False), 0.97 * _one_hit_epsilon(parts, delta))
-    start, too_low = min(start or best.upper / 3, 0.8 * best.upper), 0.0
-    ladder = ladder_for_delta(parts, log_delta)
-    for _ in range(_RARE_TRIES):
-        line = _rare_line(parts, ladder, start, log_delta)
-        if line is None:  # too many nodes, all the more so farther below
-            too_low, start = start, 1.2 * start
-        else:
-            found = _read_epsilon(line, delta, start, best.upper, known)
-            best = best.and_also(found)
-            if found.upper > start:
-                break
-            start = max(start / 5, line.tangent(start, log_delta) * 0.98)  # log delta is convex where hits are rare
-        if not too_low < start < best.upper or best.upper <= known:
-            break
-    return best
-
-
-def _one_hit_epsilon(parts: Parts, delta: float) -> float:
-    """About the epsilon of steps of which hardly more than one ever matters: their deltas add up."""
-    steps = [(part.loss, n) for part, n in zip(parts.parts, parts.counts, strict=True) if isinstance(part, Step)]
-    low, high = -60.0, 10.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        total = sum(n * step_delta(loss, math.exp(middle)) for loss, n in steps)
-        low, high = (middle, high) if total > delta else (low, middle)
-    return math.exp(low)
-
-
-def _rare_line(parts: Parts, ladder: Ladder, epsilon: float, log_delta: float) -> Line | None:
-    """The line for losses with hits, valid at ``epsilon`` and above."""
-    split = parts.split_for(epsilon, log_delta + contour.TOLERANCE)
-    if split is None:
-        return None
-    line = contour.build(split[0], ladder, epsilon, log_delta, _RARE_ELEMENTS)
-    if line is None:
-        return None
-    return replace(line, infinite=(line.infinite[0], line.infinite[1] + math.exp(split[1])))
+def _decomposed_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
+    """Large losses counted exactly, and lines for the others, for steps that rarely matter."""
+    return narrowing.epsilon(parts, delta, best, known) if parts.is_smooth and parts.may_split else best
 
 
 def _limited_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
@@ -204,14 +159,11 @@ def _read_delta(line: Line, epsilon: float) -> Interval:
     return Interval(lower * (1 - line.infinite[1]) + line.infinite[0], upper + line.infinite[1] + math.ulp(0.0))
 
 
-def _rare_delta(parts: Parts, epsilon: float, best: Interval, known: float) -> Interval:
-    """The contour integral over losses with at least one hit, for steps that rarely matter."""
+def _decomposed_delta(parts: Parts, epsilon: float, best: Interval, known: float) -> Interval:
+    """Large losses counted exactly, and lines for the others, for steps that rarely matter."""
     if not parts.is_smooth or not parts.may_split or epsilon == 0:
         return best
-    finite = _finite(parts, epsilon)
-    rough = min(best.upper, lattice.delta(finite, epsilon, lattice.FEW_POINTS))
-    line = _rare_line(finite, ladder_for_epsilon(finite, epsilon), epsilon, math.log(rough))
-    return best.and_also(Interval(0.0, rough) if line is None else _read_delta(line, epsilon))
+    return narrowing.delta(parts, epsilon, best, known)
 
 
 def _limited_delta(parts: Parts, epsilon: float, best: Interval, known: float) -> Interval:
@@ -245,7 +197,7 @@ EPSILON_METHODS: tuple[Method, ...] = (
     _contour_epsilon,
     _contour_without_tail_epsilon,
     _unsampled_epsilon,
-    _rare_epsilon,
+    _decomposed_epsilon,
     _limited_epsilon,
     _lattice_epsilon,
     _lattice_lower_epsilon,
@@ -255,7 +207,7 @@ DELTA_METHODS: tuple[Method, ...] = (
     _contour_delta,
     _contour_without_tail_delta,
     _unsampled_delta,
-    _rare_delta,
+    _decomposed_delta,
     _limited_delta,
     _lattice_delta,
     _lattice_lower_delta,

@@ -23,15 +23,18 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri_exp
 
-from lightning_dp.accounting.profile.losses import Complexes, Floats, SampledGaussianLoss
+from lightning_dp.accounting.profile.closed_form import normal_cells
+from lightning_dp.accounting.profile.losses import Floats, SampledGaussianLoss
 
 _DIGITS, _SPLIT_DIGITS = 44.0, 62.0  # -log of the error of a sum; hits may be far rarer than the rest
 _CUT, _SPLIT_CUT = 50.0, 90.0  # nodes whose weight is below exp(-50) of the largest are negligible
 _MARGIN = 10.5  # a unit Gaussian has fallen by exp(-55) there
 _EDGE = 0.5  # width of the smooth edge of a cut
 _MOST_NODES = 60_000
-_SHIFT_RATIO = 2.5
 _STRIPS = 10  # widths of the strip that are tried
+_PLACES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)  # above which outputs are told from the others
+_FINE = 0.01  # spacing below which a better bound is looked for
+_NARROW = 4.0  # ratio of spacings from which on the line of integration is nearer to the axis
 _LARGEST = 340.0  # exponents are split there, so that squares stay in range
 
 
@@ -82,6 +85,13 @@ class Step:
         q, width = self.loss.sampling_rate, math.hypot(1.0, self.edge)
         return float(q * ndtr((1 / self.loss.sigma - self.cut) / width) + (1 - q) * ndtr(-self.cut / width))
 
+    @property
+    def cut_probabilities(self) -> tuple[float, float]:
+        """Probability under ``Q`` that is cut, and by how much that under ``P`` is larger (when removing a record)."""
+        width = math.hypot(1.0, self.edge)
+        places = np.array([self.cut - 1 / self.loss.sigma, self.cut]) / width
+        return float(ndtr(-places[1])), self.loss.sampling_rate * float(normal_cells(places)[0])
+
     def without_tail(self, log_probability: float) -> Step:
         """The step whose largest losses, of the given probability, count as infinite (nothing when adding)."""
         if self.loss.direction == "add":
@@ -93,11 +103,29 @@ class Step:
 
     def split_at(self, loss: float) -> Step:
         """The same with outputs of more than this loss as hits (when removing a record)."""
+        return replace(self, split=self._output(loss), split_edge=self._width(loss))
+
+    def cut_above(self, loss: float, distance: float, share: float) -> Step:
+        """The same with a cut so many widths of its edge above this loss (when removing a record).
+
+        Args:
+            loss: Outputs of at most this loss are hardly ever cut.
+            distance: Of the cut, in units of its edge.
+            share: Width of the edge over that of a split there.
+        """
+        edge = share * self._width(loss)
+        return replace(self, cut=self._output(loss) + distance * edge, edge=edge)
+
+    def _output(self, loss: float) -> float:
+        """The output with this loss, when removing a record."""
         q, sigma = self.loss.sampling_rate, self.loss.sigma
         argument = math.log1p(math.expm1(loss) / q) if loss < 700 else loss - math.log(q)
-        posterior = -math.expm1(math.log1p(-q) - loss)
-        width = min(_EDGE, sigma * loss / posterior / 6)
-        return replace(self, split=sigma * argument + 1 / (2 * sigma), split_edge=width)
+        return sigma * argument + 1 / (2 * sigma)
+
+    def _width(self, loss: float) -> float:
+        """Width of an edge at this loss, across which the loss changes by a sixth."""
+        posterior = -math.expm1(math.log1p(-self.loss.sampling_rate) - loss)
+        return min(_EDGE, self.loss.sigma * loss / posterior / 6)
 
     @property
     def bulk(self) -> Step:
@@ -114,6 +142,13 @@ class Step:
         """Largest useful distance of the line of integration from the real axis."""
         edge = min(self.edge if math.isfinite(self.cut) else 1.0, self.split_edge if self.is_split else 1.0)
         return min(2.0, 0.45 * math.pi * self.loss.sigma, 3 * edge)  # the modulus of an edge grows like exp(s^2 / 2)
+
+    def shift_for(self, c: float) -> float:
+        """Distance of the line of integration under a tilt: nearer where strong tilts allow too narrow a strip only."""
+        far, near = self.farthest_shift, min(self.farthest_shift, 0.25 * math.pi * self.loss.sigma)
+        if self.loss.direction != "add" or self.spacing(c, far) >= _FINE:
+            return far
+        return near if self.spacing(c, far) < self.spacing(c, near) / _NARROW else far
 
     def spacing(self, c: float, shift: float) -> float:
         """Distance of nodes on ``Im x = shift`` whose sums are exact to :attr:`error` for all tilts up to ``c``.
@@ -183,6 +218,12 @@ class Step:
 @lru_cache(maxsize=4096)
 def _spacing(step: Step, negative_power: float, shift: float) -> float:
     """The widest spacing over several widths of the strip; off the real axis the strip reaches down to it."""
+    spacing = _spacing_within(step, negative_power, shift, ())
+    is_fine = spacing < _FINE and step.loss.direction == "add"
+    return _spacing_within(step, negative_power, shift, _PLACES) if is_fine else spacing
+
+
+def _spacing_within(step: Step, negative_power: float, shift: float, places: tuple[float, ...]) -> float:
     sigma, posterior = step.loss.sigma, min(0.5, step.posterior(_MARGIN))
     mixed = 2 * posterior * (1 - posterior)
     edges = [width for place, width in ((step.cut, step.edge), (step.split, step.split_edge)) if math.isfinite(place)]
@@ -193,11 +234,27 @@ def _spacing(step: Step, negative_power: float, shift: float) -> float:
         # The logarithm of the integral of the modulus at that distance from the real axis, over that on it.
         growth = reach**2 / 2
         if negative_power:
-            growth -= negative_power / 2 * math.log1p(-mixed * (1 - math.cos(min(reach / sigma, math.pi * (1 - 1e-9)))))
+            growth += _growth_of_inverse(step, negative_power, reach / sigma, mixed, places)
         for edge in edges:  # |Phi(u + iv)| <= exp(v^2 / 2) (Phi(u) + v phi(u)), and phi(u) <= 11 Phi(u) down to -10.5
             growth += (reach / edge) ** 2 / 2 + math.log1p(11 * reach / edge)
         best = max(best, 2 * math.pi * width / (step.digits + growth))
     return best
+
+
+def _growth_of_inverse(step: Step, power: float, angle: float, mixed: float, places: tuple[float, ...]) -> float:
+    """Bound of the logarithm by which the integral of ``|exp l|^-power`` grows off the real axis.
+
+    When adding a record, outputs above some ``x`` add at most ``Phi(-x) (1 - q)^-power`` at angles up to ``pi / 2``,
+    where the real part of ``exp l`` is at least ``1 - q``; the integral on the axis is at least 1 (by Jensen).
+    """
+    turned = 1 - math.cos(min(angle, math.pi * (1 - 1e-9)))
+    growth = -power / 2 * math.log1p(-mixed * turned)
+    for x in places if angle <= math.pi / 2 else ():
+        posterior = min(0.5, step.posterior(x))
+        below = -power / 2 * math.log1p(-2 * posterior * (1 - posterior) * turned)
+        above = float(log_ndtr(-x)) - power * math.log1p(-step.loss.sampling_rate)
+        growth = min(growth, max(below, above) + math.log1p(math.exp(-abs(below - above))))
+    return growth
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +287,7 @@ class Nodes:
 @lru_cache(maxsize=1024)
 def _nodes(step: Step, spacing: float, low: int, high: int, shift: float) -> Nodes:
     x = spacing * np.arange(low, high + 1, dtype=np.float64)
-    log_density, density_turn, loss, turn, slope, size = _on_line(step.loss, x, shift)
+    log_density, density_turn, loss, turn, slope, size = on_line(step.loss, x, shift)
     log_base = (shift**2 - x**2) / 2 + math.log(spacing / math.sqrt(2 * math.pi))
     phase = density_turn + (x * shift if step.loss.direction == "add" else -x * shift)
     missing = 0.0
@@ -242,7 +299,7 @@ def _nodes(step: Step, spacing: float, low: int, high: int, shift: float) -> Nod
     return Nodes(x, log_base, log_density, phase, loss, turn, slope, size, missing)
 
 
-def _on_line(loss: SampledGaussianLoss, x: Floats, shift: float | Floats) -> tuple[Floats, ...]:
+def on_line(loss: SampledGaussianLoss, x: Floats, shift: float | Floats) -> tuple[Floats, ...]:
     """Real and imaginary part of ``D`` and of ``L``, the slope of the latter by the shift, and rounding sizes."""
     q, sigma, direction = loss.sampling_rate, loss.sigma, loss.direction
     argument = x / sigma - 1 / (2 * sigma**2)
@@ -278,77 +335,3 @@ def _log_ratio(q: float, argument: Floats, angle: float | Floats) -> tuple[Float
     if squared.min() < -0.5:
         value = np.where(squared < -0.5, np.log(np.maximum(np.hypot(1 + real, imaginary), 1e-300)), value)
     return value + (argument - near), np.arctan2(imaginary, 1 + real), posterior
-
-
-@dataclass(frozen=True, eq=False)
-class TiltedStep:
-    """The loss under the tilt ``exp(c * loss)``: weights at complex deviations from its mean, on a shifted line.
-
-    Attributes:
-        weights: Weights, of sum 1 for the whole loss, ``(nodes,)``.
-        deviations: Loss minus mean, of non-negative imaginary part, ``(nodes,)``.
-        size: Bound of the rounding error of the loss, averaged with the moduli of the weights.
-    """
-
-    weights: Complexes
-    deviations: Complexes
-    size: float
-
-
-@lru_cache(maxsize=1024)
-def tilted(step: Step, c: float, mean: float) -> TiltedStep:
-    """The step under a tilt; only its hits if it is split."""
-    shift = step.farthest_shift
-    nodes = step.nodes(c, shift)
-    modulus = nodes.log_base + nodes.density + c * nodes.loss
-    kept = modulus > modulus.max() - step.depth
-    weights = np.exp(modulus[kept] - modulus.max() + 1j * (nodes.phase[kept] + c * nodes.turn[kept]))
-    weights /= weights.sum()
-    x, deviations, size = nodes.x[kept], nodes.loss[kept] - mean + 1j * nodes.turn[kept], nodes.size[kept]
-    if step.is_split:
-        weights = weights * ndtr((x + 1j * shift - step.split) / step.split_edge)
-        above = np.abs(weights) > 1e-24 * np.abs(weights).max()
-        weights, deviations, size = weights[above], deviations[above], size[above]
-    return TiltedStep(weights, deviations, float(np.abs(weights) @ size))
-
-
-def modulus_bounds(
-    step: Step, tilts: tuple[float, float], cumulant: float, edges: Floats, hits: bool = False
-) -> Floats:
-    """Bounds of ``log |f(t')|`` under the tilt, for all ``t' >= t``, at each ``t`` of ``edges``.
-
-    The modulus is at most the integral of the modulus along any line, where ``exp(-t Im L)`` damps. The line for each
-    ``t`` is the one that is best for a Gaussian loss, or twice as far, which damps rare large losses too.
-
-    Args:
-        step: The step.
-        tilts: The tilt ``c``, and the largest one whose nodes are at hand.
-        cumulant: Logarithm of the tilted total.
-        edges: Increasing, ``(t,)``.
-        hits: Bound the part above the split only.
-    """
-    c, nodes = tilts[0], step.nodes(tilts[1])
-    modulus = nodes.log_base + nodes.density + c * nodes.loss - cumulant
-    kept = modulus > -step.depth
-    weights, slope = np.exp(modulus[kept]), nodes.slope[kept]
-    if hits:
-        shifts = [np.full_like(edges, step.farthest_shift * _SHIFT_RATIO**-k) for k in range(6)]
-    else:
-        mean = float(weights @ slope)
-        best = edges * mean / (1 + edges**2 * (float(weights @ slope**2) - mean**2))
-        shifts = [np.minimum(shift, step.farthest_shift) for shift in (best, 2 * best)]
-    far = np.concatenate(shifts)[:, None]
-    density, _, loss, turn, _, _ = _on_line(step.loss, nodes.x[kept], far)
-    exponent = (
-        far**2 / 2 + nodes.log_base[kept] + density + c * loss - np.tile(edges, len(shifts))[:, None] * turn - cumulant
-    )
-    if math.isfinite(step.cut):
-        place = (step.cut - nodes.x[kept]) / step.edge
-        exponent += np.log(np.maximum(np.abs(ndtr(place - 1j * far / step.edge)), 1e-300)) - log_ndtr(place)
-    if hits:
-        above = (nodes.x[kept] - step.split + 1j * far) / step.split_edge
-        exponent += np.log(np.maximum(np.abs(ndtr(above)), 1e-300))
-    # The modulus is analytic in a strip that is narrower by the shift.
-    left = 1 - far[:, 0] / (0.95 * math.pi * step.loss.sigma)
-    bounds = np.log(np.exp(exponent).sum(axis=1) + 5 * np.exp(-step.digits * left))
-    return np.asarray(bounds.reshape(len(shifts), -1).min(axis=0), dtype=np.float64)
