@@ -98,10 +98,10 @@ class Sheet:
         terms = np.exp(exponent) * self.kernel
         excess = self._tail(counts, rho)
         if self.hits is None or self.rare is None:
-            excess += float(np.abs(terms) @ _grown(counts @ self.errors + 1e-14))
+            excess += float(np.abs(terms) @ grown(counts @ self.errors + 1e-14))
         else:
             sizes = np.abs(self.kernel) * np.exp(counts @ self.rare.peaks - rho * self.t**2)
-            doubt = (counts @ self.rare.shares) * _grown(counts @ self.errors) + _grown(counts @ self.rare.errors)
+            doubt = (counts @ self.rare.shares) * grown(counts @ self.errors) + grown(counts @ self.rare.errors)
             terms *= -np.expm1(counts @ self.hits)
             excess += float(sizes @ doubt) + 1e-14 * float(np.abs(terms).sum())
         values = counts @ self.values
@@ -162,14 +162,15 @@ class Sheet:
         moduli = np.expm1(np.minimum(exponent, 700.0)) if self.hits is not None else np.exp(exponent)
         if rho:
             moduli *= np.exp(-rho * self.edges**2)
-        return float(moduli @ self._tail_weights)
+        return float(moduli @ self.tail_weights)
 
     @cached_property
-    def _tail_weights(self) -> Floats:
+    def tail_weights(self) -> Floats:
+        """What a modulus of 1 would add beyond the last node, between neighbouring edges and beyond them."""
         return _tail_weights(self.edges, self.c, float(self.t[1]))
 
 
-def _grown(errors: Floats) -> Floats:
+def grown(errors: Floats) -> Floats:
     """Relative error of a product from the sum of the relative errors of its factors."""
     return np.asarray(np.expm1(np.minimum(errors, 700.0)), dtype=np.float64)
 
