@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 from lightning_dp import _validate
-from lightning_dp.accounting import adjacency as adjacencies
 from lightning_dp.accounting.adjacency import Adjacency
+from lightning_dp.accounting.budget import asked_spent
 from lightning_dp.accounting.calibrate import (
     CLOSE,
     LEAST_RATE,
@@ -22,9 +22,9 @@ from lightning_dp.accounting.calibrate import (
 from lightning_dp.accounting.guarantee import format_epsilon
 from lightning_dp.accounting.ledger import Ledger
 from lightning_dp.accounting.mechanisms import Composition, Gaussian, Mechanism, PoissonSampled
-from lightning_dp.accounting.remaining import MOST_UPDATES, search_updates
-from lightning_dp.accounting.search import Budget, Knob, Meter, Spent, search
-from lightning_dp.errors import CalibrationError, IncomparableError, InvalidValueError
+from lightning_dp.accounting.remaining import search_updates
+from lightning_dp.accounting.search import MOST_UPDATES, Budget, Knob, Meter, Spent, search
+from lightning_dp.errors import CalibrationError, InvalidValueError
 
 _T = TypeVar("_T")
 
@@ -162,26 +162,10 @@ def calculate_privacy(
         num_records=_validate.optional(_validate.integer, "num_records", num_records, minimum=1),
         num_updates=_validate.optional(_validate.integer, "num_updates", num_updates, minimum=0),
         epochs=_validate.optional(_validate.positive, "epochs", epochs),
-        spent=_spent(spent, adjacency),
+        spent=asked_spent(spent, adjacency),
     )
     known.refuse_contradictions()
     return _SOLVERS[known.left_out()](known)
-
-
-def _spent(spent: Mechanism | Ledger | None, adjacency: Adjacency | None) -> Spent:
-    wanted = None if adjacency is None else adjacencies.checked(adjacency)
-    if isinstance(spent, Ledger):
-        if wanted not in (None, spent.adjacency):
-            raise IncomparableError(
-                f"`adjacency={wanted}` is not that of the ledger, {spent.adjacency}. What was spent under one cannot be"
-                " added to what is planned under another; leave `adjacency` out."
-            )
-        return Spent(spent.composition(), spent.adjacency, spent.rows_per_unit)
-    if spent is not None and not isinstance(spent, Mechanism):
-        raise InvalidValueError(
-            f"`spent` must be a mechanism or a ledger, got {spent!r} of type {type(spent).__name__}."
-        )
-    return Spent(Composition() if spent is None else spent, wanted or "add_remove")
 
 
 @dataclass(frozen=True, kw_only=True)

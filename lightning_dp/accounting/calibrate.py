@@ -6,8 +6,10 @@ import math
 
 from lightning_dp import _validate
 from lightning_dp.accounting.adjacency import Adjacency
+from lightning_dp.accounting.budget import asked_budget
+from lightning_dp.accounting.ledger import Ledger
 from lightning_dp.accounting.mechanisms import Gaussian, Mechanism, PoissonSampled
-from lightning_dp.accounting.search import LANDING, Bracket, Budget, Knob, Meter, asked_budget, search
+from lightning_dp.accounting.search import LANDING, Bracket, Budget, Knob, Meter, search
 from lightning_dp.errors import CalibrationError
 
 LEAST_NOISE, MOST_NOISE = 2.0**-10, 1e9  # noise multipliers searched
@@ -22,8 +24,8 @@ def calibrate_noise_multiplier(
     delta: float,
     sampling_rate: float,
     num_updates: int,
-    spent: Mechanism | None = None,
-    adjacency: Adjacency = "add_remove",
+    spent: Mechanism | Ledger | None = None,
+    adjacency: Adjacency | None = None,
 ) -> float:
     """Smallest noise multiplier with which a run stays within ``(epsilon, delta)``.
 
@@ -32,9 +34,9 @@ def calibrate_noise_multiplier(
         delta: In (0, 1).
         sampling_rate: Probability of each record to take part in an update, in (0, 1].
         num_updates: Noisy updates still to come, at least 1.
-        spent: What was released about the same records before; nothing if ``None``. A ledger goes into
-            :func:`~lightning_dp.accounting.calculator.calculate_privacy`.
-        adjacency: Which data sets are neighbours.
+        spent: What was released about the same records before; a mechanism, or a ledger, whose adjacency and unit are
+            kept; nothing if ``None``.
+        adjacency: Which data sets are neighbours; that of the ledger, or ``"add_remove"``, if ``None``.
 
     Returns:
         Noise over sensitivity; the run's epsilon is at most the target and above 0.9999 of it.
@@ -42,6 +44,8 @@ def calibrate_noise_multiplier(
     Raises:
         CalibrationError: No noise multiplier reaches the target; the message gives the reachable range.
         InvalidValueError: An argument is out of range.
+        IncomparableError: The ledger is for another adjacency.
+        LedgerError: Mechanisms in the ledger were chosen from outputs, so that no fixed plan continues it.
 
     Example:
         >>> sigma = calibrate_noise_multiplier(epsilon=3.0, delta=1e-5, sampling_rate=0.01, num_updates=1000)

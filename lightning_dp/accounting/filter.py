@@ -8,7 +8,7 @@ from lightning_dp import _validate
 from lightning_dp.accounting.adjacency import Adjacency
 from lightning_dp.accounting.mechanisms import Mechanism
 from lightning_dp.accounting.odometer import ORDERS, RenyiOdometer, to_epsilon
-from lightning_dp.accounting.remaining import MOST_UPDATES
+from lightning_dp.accounting.search import MOST_UPDATES
 from lightning_dp.errors import BudgetExceededError, InvalidValueError
 
 

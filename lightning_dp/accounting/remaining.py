@@ -6,11 +6,11 @@ import math
 
 from lightning_dp import _validate
 from lightning_dp.accounting.adjacency import Adjacency
+from lightning_dp.accounting.budget import asked_budget
+from lightning_dp.accounting.ledger import Ledger
 from lightning_dp.accounting.mechanisms import Mechanism
 from lightning_dp.accounting.mechanisms.base import checked
-from lightning_dp.accounting.search import Bracket, Knob, Meter, asked_budget, search
-
-MOST_UPDATES = 10_000_000_000
+from lightning_dp.accounting.search import MOST_UPDATES, Bracket, Knob, Meter, search
 
 
 def updates_left(
@@ -18,9 +18,9 @@ def updates_left(
     *,
     epsilon: float,
     delta: float,
-    spent: Mechanism | None = None,
+    spent: Mechanism | Ledger | None = None,
     limit: int | None = None,
-    adjacency: Adjacency = "add_remove",
+    adjacency: Adjacency | None = None,
 ) -> int:
     """Largest number of updates that keeps the whole within a budget.
 
@@ -28,10 +28,10 @@ def updates_left(
         update: What one update executes.
         epsilon: The budget, greater than 0.
         delta: In (0, 1).
-        spent: What was released about the same records before; nothing if ``None``. A ledger goes into
-            :func:`~lightning_dp.accounting.calculator.calculate_privacy`.
+        spent: What was released about the same records before; a mechanism, or a ledger, whose adjacency and unit are
+            kept; nothing if ``None``.
         limit: Stop looking here, for example at the number of updates that are planned; 10 billion if ``None``.
-        adjacency: Which data sets are neighbours.
+        adjacency: Which data sets are neighbours; that of the ledger, or ``"add_remove"``, if ``None``.
 
     Returns:
         The number ``n``, at most ``limit``: ``spent + n * update`` costs at most ``epsilon`` at ``delta``, and one
@@ -39,6 +39,8 @@ def updates_left(
 
     Raises:
         InvalidValueError: An argument is out of range.
+        IncomparableError: The ledger is for another adjacency.
+        LedgerError: Mechanisms in the ledger were chosen from outputs, so that no fixed plan continues it.
 
     Example:
         >>> from lightning_dp import Gaussian, PoissonSampled

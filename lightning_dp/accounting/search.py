@@ -16,15 +16,12 @@ from typing import NamedTuple
 
 from scipy.optimize import brentq
 
-from lightning_dp import _validate
-from lightning_dp.accounting import adjacency as adjacencies
 from lightning_dp.accounting.adjacency import Adjacency
 from lightning_dp.accounting.mechanisms import Composition, Mechanism
-from lightning_dp.accounting.mechanisms.base import checked
 from lightning_dp.accounting.profile.closed_form import gaussian_delta
 
 LANDING = 2e-5  # epsilon ends this close below its target, as a share of it
-LEDGER_HINT = " For a ledger, use `calculate_privacy`, which keeps its adjacency and unit."
+MOST_UPDATES = 10_000_000_000  # that are looked for
 _READINGS = 200
 _OVERSHOOT = 1.2  # of steps outside a bracket, so that it closes
 _NARROWEST = 1e-9  # relative width of a bracket that floats can hardly split
@@ -80,22 +77,6 @@ class Budget:
     def spent_epsilon(self) -> float:
         """Epsilon of what was released before."""
         return self.spent.epsilon(Composition(), self.delta)
-
-
-def asked_budget(epsilon: float, delta: float, spent: Mechanism | None, adjacency: Adjacency) -> Budget:
-    """The budget that a caller names, each argument checked.
-
-    Raises:
-        InvalidValueError: An argument is out of range.
-    """
-    return Budget(
-        epsilon=_validate.positive("epsilon", epsilon),
-        delta=_validate.delta(delta),
-        spent=Spent(
-            Composition() if spent is None else checked("spent", spent, hint=LEDGER_HINT),
-            adjacencies.checked(adjacency),
-        ),
-    )
 
 
 class Point(NamedTuple):

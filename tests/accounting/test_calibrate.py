@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_dp import errors
 from lightning_dp.accounting.calibrate import calibrate_noise_multiplier
+from lightning_dp.accounting.ledger import Ledger
 from lightning_dp.accounting.mechanisms import Gaussian, PoissonSampled
 from lightning_dp.errors import CalibrationError, InvalidValueError
 
@@ -175,3 +177,16 @@ def test_calibration_takes_bounded_time() -> None:
 def test_bad_arguments_are_named(name: str, value: object) -> None:
     with pytest.raises(InvalidValueError, match=name):
         calibrate_noise_multiplier(**{**RUN, name: value})
+
+
+def test_a_ledger_is_spent_under_its_adjacency() -> None:
+    ledger = Ledger(adjacency="replace_one")
+    ledger.record(Gaussian(20.0), count=3)
+    spent = 3 * Gaussian(20.0)
+    expected = calibrate_noise_multiplier(**RUN, spent=spent, adjacency="replace_one")
+    assert calibrate_noise_multiplier(**RUN, spent=ledger) == expected
+    with pytest.raises(errors.IncomparableError, match="add_remove"):
+        calibrate_noise_multiplier(**RUN, spent=ledger, adjacency="add_remove")
+    ledger.record(Gaussian(20.0), chosen_from_outputs=True)
+    with pytest.raises(errors.LedgerError, match="chosen from earlier outputs"):
+        calibrate_noise_multiplier(**RUN, spent=ledger)

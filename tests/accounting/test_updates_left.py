@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from lightning_dp import Gaussian, PoissonSampled, errors, updates_left
+from lightning_dp import Gaussian, Ledger, PoissonSampled, errors, updates_left
 from lightning_dp.accounting.search import Meter
 
 UPDATE = PoissonSampled(Gaussian(1.0), 0.05)
@@ -73,3 +73,28 @@ def test_nothing_fits_without_noise_or_after_the_budget_is_spent() -> None:
 def test_a_budget_must_be_a_positive_number(epsilon: object) -> None:
     with pytest.raises(errors.InvalidValueError, match="epsilon"):
         updates_left(UPDATE, epsilon=epsilon, delta=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_a_ledger_is_spent_under_its_adjacency_and_unit(adjacency: str) -> None:
+    ledger = Ledger(adjacency=adjacency)  # type: ignore[arg-type]
+    ledger.record(UPDATE, count=30)
+    plain = updates_left(UPDATE, epsilon=5, delta=1e-5, spent=30 * UPDATE, adjacency=adjacency)  # type: ignore[arg-type]
+    assert updates_left(UPDATE, epsilon=5, delta=1e-5, spent=ledger) == plain > 0
+    assert updates_left(UPDATE, epsilon=5, delta=1e-5, spent=ledger, adjacency=ledger.adjacency) == plain
+
+
+def test_rows_of_a_unit_count_with_a_ledger() -> None:
+    ledger = Ledger(unit="user", rows_per_unit=2)
+    ledger.record(Gaussian(20.0))
+    count = updates_left(Gaussian(20.0), epsilon=1, delta=1e-5, spent=ledger)
+    assert count == updates_left(Gaussian(10.0), epsilon=1, delta=1e-5, spent=Gaussian(10.0))
+
+
+def test_a_ledger_of_another_adjacency_or_chosen_from_outputs_is_refused() -> None:
+    with pytest.raises(errors.IncomparableError, match="replace_one"):
+        updates_left(UPDATE, epsilon=5, delta=1e-5, spent=Ledger(), adjacency="replace_one")
+    with pytest.raises(errors.LedgerError, match="chosen from earlier outputs"):
+        updates_left(UPDATE, epsilon=5, delta=1e-5, spent=Ledger(chosen_from_outputs=True))
+    with pytest.raises(errors.InvalidValueError, match="a mechanism or a ledger"):
+        updates_left(UPDATE, epsilon=5, delta=1e-5, spent=3)  # type: ignore[arg-type]
