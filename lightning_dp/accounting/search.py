@@ -137,7 +137,7 @@ class Meter:
     """Reads runs against a budget of which something is left."""
 
     def __init__(self, budget: Budget, spent_epsilon: float) -> None:
-        self.budget = budget
+        self.budget, self.spent_epsilon = budget, spent_epsilon
         self._spent = gaussian_mu(spent_epsilon, budget.delta) if spent_epsilon > 0 else 0.0
         self.left = self._rest(gaussian_mu(budget.epsilon, budget.delta))
         """What the ``mu`` of the run may be if it is a Gaussian."""
@@ -145,7 +145,7 @@ class Meter:
     def read(self, run: Mechanism) -> tuple[float, float]:
         """Epsilon of everything with the run, and the gap; a gap above 0 exactly where the budget is exceeded."""
         budget = self.budget
-        epsilon = budget.spent.epsilon(run, budget.delta)
+        epsilon = self.epsilon(run)
         # PRIVACY: only this reading decides what fits; all else in this module chooses where to read.
         if epsilon > budget.epsilon:
             return epsilon, max(self._gap(epsilon, budget.delta), 1e-15)
@@ -154,6 +154,10 @@ class Meter:
         # Epsilon is 0 for every small enough cost, but delta still tells how small.
         delta = budget.spent.delta(run, budget.epsilon)
         return epsilon, min(self._gap(budget.epsilon, delta), 0.0)
+
+    def epsilon(self, run: Mechanism) -> float:
+        """Epsilon of everything with the run, never below the true one."""
+        return self.budget.spent.epsilon(run, self.budget.delta)
 
     def _gap(self, epsilon: float, delta: float) -> float:
         if math.isinf(epsilon):

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from lightning_dp import Gaussian, Ledger, PoissonSampled, errors, updates_left
+from lightning_dp.accounting.profile import bounds
 from lightning_dp.accounting.search import Meter
 
 UPDATE = PoissonSampled(Gaussian(1.0), 0.05)
@@ -98,3 +99,12 @@ def test_a_ledger_of_another_adjacency_or_chosen_from_outputs_is_refused() -> No
         updates_left(UPDATE, epsilon=5, delta=1e-5, spent=Ledger(chosen_from_outputs=True))
     with pytest.raises(errors.InvalidValueError, match="a mechanism or a ledger"):
         updates_left(UPDATE, epsilon=5, delta=1e-5, spent=3)  # type: ignore[arg-type]
+
+
+def test_the_readings_of_a_search_share_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    cold: list[object] = []
+    read = bounds.epsilon
+    monkeypatch.setattr(bounds, "epsilon", lambda *about: (cold.append(about), read(*about))[1])
+    count = updates_left(UPDATE, epsilon=3, delta=1e-5, spent=20 * UPDATE + 5 * Gaussian(9.0))
+    assert count > 30
+    assert len(cold) <= 4  # what is spent, the first number in each direction, and one more that is close to the budget

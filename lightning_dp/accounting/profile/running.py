@@ -110,7 +110,7 @@ class _Follower:
         if value is None:
             value = self._anew(counts, changes, known)
         if value is None:
-            value = self._cold(counts)
+            value = self._cold(counts, changes, known)
         return max(value, known)
 
     def _stays_below(self, changes: Changes, known: float) -> bool:
@@ -178,10 +178,12 @@ class _Follower:
         order, rhos = self._direction.order, self._direction.rhos
         return kinds.sheet.line(counts[order], sum(counts[i] * rho for i, rho in rhos))
 
-    def _cold(self, counts: Sequence[int]) -> float:
+    def _cold(self, counts: Sequence[int], changes: Changes, known: float) -> float:
         """A reading from nothing, after which the line that suits the counts is kept."""
         composed = self._direction.composed(counts)
         self._kinds, self._checked = None, 0.0
+        if known > 0 and self._cold_ceiling(counts, changes) <= known:
+            return known
         if composed.is_plain:
             return gaussian_epsilon(composed.mu, self._delta)
         self._last = bounds.epsilon((composed,), self._delta).upper
@@ -189,6 +191,20 @@ class _Follower:
         if sheet is not None:
             self._kinds = Kinds(sheet, self._direction.order, self._direction.rhos)
         return self._last
+
+    def _cold_ceiling(self, counts: Sequence[int], changes: Changes) -> float:
+        """The same as :meth:`_find_ceiling` without a line; infinite where sums over nodes do not give it."""
+        self._allowance = {kind: HORIZON for kind, _ in changes}
+        parts = self._direction.composed([n + self._allowance.get(kind, 0) for kind, n in enumerate(counts)]).parts()
+        self._ceiling = math.inf
+        if parts.is_smooth and parts.infinite < self._delta:
+            log_delta = math.log(self._delta - parts.infinite)
+            try:
+                with np.errstate(divide="raise", over="raise", invalid="raise"):
+                    self._ceiling = ladder_for_delta(parts, log_delta).renyi_epsilon(log_delta)
+            except ArithmeticError:
+                pass
+        return self._ceiling
 
     def _sheet(self, composed: Composed) -> contour.Sheet | None:
         """The line for the present counts, if there is one of few nodes."""
