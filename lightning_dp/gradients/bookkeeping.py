@@ -161,7 +161,7 @@ class BookKeepingEngine(GradientEngine):
         call = _Call(
             watched,
             tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs),
-            tuple(x._version for x in tensors),
+            tuple(t._version for t in tensors),
             _rows_of(layer, tensors, output),
             passage,
             edge,
@@ -222,7 +222,7 @@ class BookKeepingEngine(GradientEngine):
             raise UnsupportedModelError(self._explain(next(iter(watched.names.values()))))
         call.gradient_seen = True
         tensors = [x for x in call.inputs if isinstance(x, Tensor)]
-        if any(x._version != version for x, version in zip(tensors, call.versions, strict=True)):
+        if any(t._version != version for t, version in zip(tensors, call.versions, strict=True)):
             raise UnsupportedModelError(
                 f"The input of `{watched.path}` ({type(watched.layer).__name__}) was changed in place after the layer"
                 " read it, so its gradient is lost. Write `x = x + y` in place of `x += y`."

@@ -17,6 +17,7 @@ from lightning_dp.gradients.layers import Use, Workspace
 GradientMemory = Literal["speed", "balanced", "low"]
 
 _ROUNDS = 2  # timed runs of each method, after one that makes its memory
+_HOPELESS = 5.0  # times the best so far, from which a method is timed once only
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +66,13 @@ class MethodChoice:
         budget = named[self.memory] if isinstance(self.memory, str) else float(self.memory)
         known = sum(use.kept_bytes(self.method(name, use)) for name, use in uses.items() if name not in unknown)
         spare = max(0.0, budget - known - sum(use.kept_bytes(_frugal(use)) for use in unknown.values()))
-        seconds = {name: _timed(use, spare) for name, use in unknown.items()}
+        found: dict[object, dict[str, float]] = {}
+        seconds = {}
+        for name, use in unknown.items():
+            alike = type(use), use.sizes, use.shape, use.records  # equal layers take equally long
+            if alike not in found:
+                found[alike] = _timed(use, spare)
+            seconds[name] = found[alike]
         for name, method in _fastest(unknown, seconds, spare).items():
             self._learned[_key(name, unknown[name])] = method
         self._log_once({name: self.method(name, use) for name, use in uses.items() if len(use.methods) > 1})
@@ -95,12 +102,13 @@ def _timed(use: Use, spare: float) -> dict[str, float]:
     """Seconds that each method takes for norms and sum, without those that keep too much more than the least."""
     total = torch.zeros(use.shape, dtype=use.dtype, device=use.device)
     weights = torch.ones(use.records, dtype=use.dtype, device=use.device)
-    seconds = {}
+    seconds: dict[str, float] = {}
     for method in use.methods:
         if _spared(use, method) <= spare:
-            workspace = Workspace()
-            taken = [_clocked(use, method, workspace, total, weights) for _ in range(_ROUNDS + 1)]
-            seconds[method] = min(taken[1:])
+            workspace, best = Workspace(), min(seconds.values(), default=math.inf)
+            found = _clocked(use, method, workspace, total, weights)  # with new memory, and so too long
+            rounds = _ROUNDS if found < _HOPELESS * best else 0
+            seconds[method] = min([found, *(_clocked(use, method, workspace, total, weights) for _ in range(rounds))])
     return seconds
 
 

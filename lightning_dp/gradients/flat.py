@@ -51,16 +51,18 @@ class FlatGradient:
         """
         if stream is None or scale == 0:
             torch.mul(raw.vector, factor, out=self.vector)
-        elif self.vector.device.type == "cpu":
-            blocks = normal_blocks(stream, index, scale=scale, dtype=self.vector.dtype)
-            pieces = zip(torch.split(self.vector, BLOCK), torch.split(raw.vector, BLOCK), strict=True)
-            for (piece, sum_of_piece), noise in zip(pieces, blocks, strict=False):
-                torch.add(noise[: len(piece)], sum_of_piece, alpha=factor, out=piece)
         else:
-            blocks = normal_blocks(stream, index, scale=scale, dtype=self.vector.dtype)
-            for piece, noise in zip(torch.split(self.vector, BLOCK), blocks, strict=False):
-                piece.copy_(noise[: len(piece)])
-            self.vector.add_(raw.vector, alpha=factor)
+            vector, on_cpu = self.vector, self.vector.device.type == "cpu"
+            blocks = normal_blocks(stream, index, scale=scale, dtype=vector.dtype, count=len(vector))
+            pieces = zip(vector.split(BLOCK), raw.vector.split(BLOCK), strict=True)  # type: ignore[no-untyped-call]
+            for (piece, summed), noise in zip(pieces, blocks, strict=False):
+                if on_cpu:  # in one go, while the noise is in the cache
+                    torch.add(noise[: len(piece)], summed, alpha=factor, out=piece)
+                    summed.zero_()
+                else:
+                    piece.copy_(noise[: len(piece)])
+            if not on_cpu:
+                vector.add_(raw.vector, alpha=factor)
         raw.vector.zero_()
         raw.used.clear()
 

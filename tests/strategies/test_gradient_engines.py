@@ -121,9 +121,7 @@ def test_the_choice_is_logged_once_in_the_form_in_which_it_is_pinned(
 
 
 def test_an_unknown_method_is_refused_with_those_that_exist(make_private_trainer: TrainerFactory) -> None:
-    with pytest.raises(
-        errors.InvalidValueError, match=r"has 'fastest' for `net\.1\.weight`.*'gram'"
-    ):
+    with pytest.raises(errors.InvalidValueError, match=r"has 'fastest' for `net\.1\.weight`.*'gram'"):
         trained(LitSequence(), make_private_trainer, strategy={"gradient_methods": {"net.1.weight": "fastest"}})
 
 

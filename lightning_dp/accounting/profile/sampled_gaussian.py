@@ -163,13 +163,9 @@ class Step:
         Raises:
             ArithmeticError: There would be too many.
         """
-        spacing = self.spacing(c, shift)
-        low, high = self._range(c)
-        if not (high - low) / spacing < _MOST_NODES:
-            raise ArithmeticError(f"A tilt of {c} takes too many nodes.")
-        return _nodes(self, spacing, math.floor(low / spacing), math.ceil(high / spacing), shift)
+        return _nodes_for(self, c, shift)
 
-    def _range(self, c: float) -> tuple[float, float]:
+    def range(self, c: float) -> tuple[float, float]:
         """An interval outside which the tilted density, for every tilt from 0 to ``c``, is negligible.
 
         The largest stationary point solves ``x = order * posterior(x) / sigma``; iterating from above reaches it.
@@ -227,9 +223,10 @@ def _spacing_within(step: Step, negative_power: float, shift: float, places: tup
     sigma, posterior = step.loss.sigma, min(0.5, step.posterior(_MARGIN))
     mixed = 2 * posterior * (1 - posterior)
     edges = [width for place, width in ((step.cut, step.edge), (step.split, step.split_edge)) if math.isfinite(place)]
-    widths = [shift] if shift else [min(0.95 * math.pi * sigma, 9.0) * 0.75**k for k in range(_STRIPS)]
+    widest = min(0.95 * math.pi * sigma, 9.0)
+    strips = _STRIPS if negative_power or edges else 1  # else the widest is best
     best = 0.0
-    for width in widths:
+    for width in [shift] if shift else [widest * 0.75**k for k in range(strips)]:
         reach = 2 * shift or width
         # The logarithm of the integral of the modulus at that distance from the real axis, over that on it.
         growth = reach**2 / 2
@@ -237,7 +234,10 @@ def _spacing_within(step: Step, negative_power: float, shift: float, places: tup
             growth += _growth_of_inverse(step, negative_power, reach / sigma, mixed, places)
         for edge in edges:  # |Phi(u + iv)| <= exp(v^2 / 2) (Phi(u) + v phi(u)), and phi(u) <= 11 Phi(u) down to -10.5
             growth += (reach / edge) ** 2 / 2 + math.log1p(11 * reach / edge)
-        best = max(best, 2 * math.pi * width / (step.digits + growth))
+        found = 2 * math.pi * width / (step.digits + growth)
+        if found < best and not places:
+            break  # the growth is convex, so that there is one best width
+        best = max(best, found)
     return best
 
 
@@ -282,6 +282,15 @@ class Nodes:
     slope: Floats
     size: Floats
     missing: float
+
+
+@lru_cache(maxsize=2048)
+def _nodes_for(step: Step, c: float, shift: float) -> Nodes:
+    spacing = step.spacing(c, shift)
+    low, high = step.range(c)
+    if not (high - low) / spacing < _MOST_NODES:
+        raise ArithmeticError(f"A tilt of {c} takes too many nodes.")
+    return _nodes(step, spacing, math.floor(low / spacing), math.ceil(high / spacing), shift)
 
 
 @lru_cache(maxsize=1024)

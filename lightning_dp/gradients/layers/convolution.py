@@ -206,7 +206,8 @@ class Convolved(Use):
 
     def _native(self, a: Tensor, b: Tensor) -> Tensor:
         """Rows of some records, whose channels are laid side by side (Rochette, Manoel and Tramel, 2019)."""
-        geometry = self.geometry._replace(groups=len(a) * self.geometry.groups)
+        stride, padding, dilation, groups = self.geometry
+        geometry = Geometry(stride, padding, dilation, len(a) * groups)
         shape = torch.Size((len(a) * self.shape[0], *self.shape[1:]))
         side_by_side = a.reshape(1, -1, *a.shape[2:]), b.reshape(1, -1, *b.shape[2:])
         return _weight_gradient(*side_by_side, shape, geometry).reshape(len(a), *self.shape)

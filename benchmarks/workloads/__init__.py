@@ -1,0 +1,1 @@
+"""What `benchmarks/training.py` trains, and with what."""
