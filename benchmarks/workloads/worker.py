@@ -20,7 +20,7 @@ from workloads.catalog import WORKLOADS
 from workloads.meter import Meter, Turn
 from workloads.variants import VARIANTS
 
-_MMAP_THRESHOLD, _LARGE = -3, 2**20  # of glibc's malloc.h
+_MMAP_THRESHOLD, _LARGE = -3, 2**16  # of glibc's malloc.h
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 

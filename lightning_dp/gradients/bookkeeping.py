@@ -8,6 +8,7 @@ Zha and Karypis, 2023). Norms are computed while the pass runs, so that little h
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class BookKeepingEngine(GradientEngine):
     Args:
         module: The module.
         memory: What may be kept for speed; see :class:`MethodChoice`.
-        methods: Ways to the norms by name of the parameter; the others are timed on the first full batch.
+        methods: Ways to the norms by name of the parameter; the others are timed on the first batch.
     """
 
     def __init__(
@@ -126,7 +127,9 @@ class BookKeepingEngine(GradientEngine):
             own = {leaf: names[id(p)] for leaf, p in layer.named_parameters(recurse=False) if id(p) in names}
             if own:
                 watched = _watch(layer, path, own)
-                hook = torch.compiler.disable(partial(self._record, watched))  # type: ignore[no-untyped-call]
+                hook = partial(self._record, watched)
+                if "torch._dynamo" in sys.modules:  # else nothing is compiled, and asking would load it, 60 MB large
+                    hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
                 self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
         self._is_recording = True
 

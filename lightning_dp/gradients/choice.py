@@ -25,7 +25,7 @@ class MethodChoice:
     """Remembers a method for each parameter and size.
 
     Args:
-        memory: What may be held from the norms to the sum: ``"speed"`` anything, ``"low"`` as little as possible,
+        memory: What may be held from the norms to the sum: ``"speed"`` anything, ``"low"`` nothing,
             ``"balanced"`` as much as the inputs and output gradients of the layers take, or a number of bytes.
         pinned: Methods by name of the parameter, which are not timed.
     """

@@ -86,7 +86,7 @@ class Convolved(Use):
 
     @override
     def kept_bytes(self, method: str) -> int:
-        return self.records * self._row_bytes if method in ("rows", "native") else self.a.nbytes + self.b.nbytes
+        return self.records * self._row_bytes if method in ("rows", "native") else 0
 
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:

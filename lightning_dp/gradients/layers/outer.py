@@ -46,7 +46,7 @@ class Outer(Use):
 
     @override
     def kept_bytes(self, method: str) -> int:
-        return self.records * self._row_bytes if method == "rows" else self.a.nbytes + self.b.nbytes
+        return self.records * self._row_bytes if method == "rows" else 0
 
     @property
     def _row_bytes(self) -> int:

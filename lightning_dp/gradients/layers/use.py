@@ -32,7 +32,10 @@ class Use(ABC):
 
     @abstractmethod
     def kept_bytes(self, method: str) -> int:
-        """Memory that is held from the norms to the sum with a method, inputs and output gradients included."""
+        """Memory that a method holds from the norms to the sum, beside inputs and output gradients.
+
+        Those take the place of what the backward pass frees meanwhile.
+        """
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -103,7 +106,7 @@ class Rows(Use):
 
     @override
     def kept_bytes(self, method: str) -> int:
-        return self._rows.nbytes
+        return 0
 
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
