@@ -103,11 +103,11 @@ class Parts:
             The split parts, and the logarithm of the bound of delta without hits (Chernoff), below ``log_target``;
             None if no split achieves that.
         """
-        orders = np.array([30.0, 60.0, 120.0, 240.0, 480.0])
+        orders = (30.0, 60.0, 120.0, 240.0, 480.0)
         for share in (1.3, 1.5, 2.0, 3.0, 5.0, 9.0, 16.0, 30.0, 60.0):
             split = self.with_steps(lambda step, limit=epsilon / share: step.split_at(limit))  # type: ignore[misc]
             bulk = split.with_steps(lambda step: step.bulk)
-            log_missed = float((bulk.cumulants(orders / epsilon)[0] - orders).min())
+            log_missed = min(_log_missed(bulk, order / epsilon, order) for order in orders)
             if log_missed <= log_target:
                 return split, log_missed
         return None
@@ -128,6 +128,14 @@ class Parts:
             return np.zeros((len(tilts), 0)), np.zeros((len(tilts), 0))
         sums = _node_sums(self.parts, float(tilts.max()))
         return sums.cumulants(tilts)
+
+
+def _log_missed(bulk: Parts, tilt: float, order: float) -> float:
+    """Chernoff's bound at one tilt; 0 where that is too strong for sums over nodes."""
+    try:
+        return min(0.0, float(bulk.cumulants(np.array([tilt]))[0][0]) - order)
+    except ArithmeticError:
+        return 0.0
 
 
 @dataclass(frozen=True, eq=False)

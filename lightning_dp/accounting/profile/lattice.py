@@ -31,6 +31,7 @@ from lightning_dp.accounting.profile.sampled_gaussian import Step
 
 POINTS, FEW_POINTS = 2**18, 2**14
 _NEAR = 5.0  # reach of a lower bound below the epsilon that the lattice is made for, in units of 1 / order
+_ROUNDED = 4e-15  # of a loss, which is a sum of two
 _MOVES = 2  # places of the lattice that are tried
 
 
@@ -144,7 +145,12 @@ class _Total:
         at_low, at_high = self.delta_at(low), self.delta_at(high)
         width = float(self.losses[high] - self.losses[low])
         share = min(1.0, (at_low - delta) / (at_low - at_high) * (1 + 1e-9))
-        return max(0.0, float(self.losses[low]) + math.log1p(share * math.expm1(width)))
+        return max(0.0, float(self.losses[low]) + math.log1p(share * math.expm1(width)) + self.rounded)
+
+    @property
+    def rounded(self) -> float:
+        """By how much rounding may have moved losses down."""
+        return _ROUNDED
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,11 @@ class _LowerTotal(_Total):
     """The same for losses that were moved down; ``slip`` is by how much rounding may have moved them up."""
 
     slip: float = 0.0
+
+    @property
+    def rounded(self) -> float:
+        """By how much rounding may have moved losses up, with the sign of it."""
+        return -_ROUNDED
 
     def delta(self, epsilon: float) -> float:
         """A lower bound of delta."""

@@ -19,16 +19,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr, ndtri_exp
+import numpy.typing as npt
+from scipy.special import log_ndtr, ndtr, ndtri_exp, wofz
 
 from lightning_dp.accounting.profile.closed_form import normal_cells
-from lightning_dp.accounting.profile.losses import Floats, SampledGaussianLoss
+from lightning_dp.accounting.profile.losses import Complexes, Floats, SampledGaussianLoss
 
 _DIGITS, _SPLIT_DIGITS = 44.0, 62.0  # -log of the error of a sum; hits may be far rarer than the rest
 _CUT, _SPLIT_CUT = 50.0, 90.0  # nodes whose weight is below exp(-50) of the largest are negligible
 _MARGIN = 10.5  # a unit Gaussian has fallen by exp(-55) there
+_FAR_MARGIN = 16.0  # by exp(-128)
+_STEEPEST = 8.0  # slope of a log density, per width of an edge, at which it still cuts
 _EDGE = 0.5  # width of the smooth edge of a cut
 _MOST_NODES = 60_000
 _STRIPS = 10  # widths of the strip that are tried
@@ -155,7 +159,30 @@ class Step:
 
         On the real axis (shift 0) that holds without oscillation, so that both sides of the strip may be wide.
         """
-        return _spacing(self, 0.0 if self.loss.direction == "remove" else c, shift)
+        power = 0.0 if self.loss.direction == "remove" else c
+        return _spacing(self, power, shift)
+
+    @property
+    def _last(self) -> float:
+        """The output beyond the cut at which everything ends: what an edge would keep there counts as cut.
+
+        That is less than ``exp(-250)`` of what is cut, and no reading can tell. But then it does not matter how the
+        density goes on rising beyond it under a strong tilt.
+        """
+        return self.cut + (_FAR_MARGIN + _STEEPEST) * self.edge
+
+    def _check_cut(self, c: float) -> None:
+        """Refuses tilts under which something is left at the end.
+
+        ``u`` widths beyond the cut, what is kept falls like ``exp(s u - u^2 / 2)`` at least, ``s`` being the slope of
+        the log density at the end. With ``s`` at most :data:`_STEEPEST`, it is ``exp(-128)`` of its largest value at
+        the end. Between there and a line at a distance of eleven widths the modulus grows by ``exp(61)`` at most, so
+        that sums may stop there like those of a function that has no more to come.
+        """
+        mirrored = c * self.posterior(-self.cut) if self.loss.direction == "replace" else 0.0
+        slope = ((1 + c) * self.posterior(self._last) + mirrored) / self.loss.sigma - self.cut
+        if slope * self.edge > _STEEPEST:
+            raise ArithmeticError(f"A tilt of {c} sees past the edge of a cut.")
 
     def nodes(self, c: float, shift: float = 0.0) -> Nodes:
         """The nodes for tilts up to ``c`` on ``Im x = shift``.
@@ -183,7 +210,9 @@ class Step:
         width = _MARGIN
         while self._log_density(highest + width, 1 + c) > max(0.0, self._log_density(highest, 1 + c)) - self.depth:
             width *= 1.3
-        return -_MARGIN, min(highest + width, self.cut + _MARGIN * self.edge)
+        if highest + width > self._last:
+            self._check_cut(c)
+        return -_MARGIN, min(highest + width, self._last)
 
     def _lowest_mode(self, shift: float) -> float:
         low, high = shift * self.posterior(0.0), 0.0
@@ -222,7 +251,11 @@ def _spacing(step: Step, negative_power: float, shift: float) -> float:
 def _spacing_within(step: Step, negative_power: float, shift: float, places: tuple[float, ...]) -> float:
     sigma, posterior = step.loss.sigma, min(0.5, step.posterior(_MARGIN))
     mixed = 2 * posterior * (1 - posterior)
-    edges = [width for place, width in ((step.cut, step.edge), (step.split, step.split_edge)) if math.isfinite(place)]
+    # |Phi(u + iv)| <= exp(v^2 / 2) (Phi(u) + v phi(u)), and phi(u) <= (1 + |u|) Phi(u), down to where weights end.
+    farthest = 1 + _FAR_MARGIN + _STEEPEST
+    edges = [(step.edge, farthest)] if math.isfinite(step.cut) else []
+    if step.is_split:  # below the split the density rises like exp(x^2 / 2) towards the bulk
+        edges.append((step.split_edge, farthest + abs(step.split) * step.split_edge))
     widest = min(0.95 * math.pi * sigma, 9.0)
     strips = _STRIPS if negative_power or edges else 1  # else the widest is best
     best = 0.0
@@ -232,8 +265,8 @@ def _spacing_within(step: Step, negative_power: float, shift: float, places: tup
         growth = reach**2 / 2
         if negative_power:
             growth += _growth_of_inverse(step, negative_power, reach / sigma, mixed, places)
-        for edge in edges:  # |Phi(u + iv)| <= exp(v^2 / 2) (Phi(u) + v phi(u)), and phi(u) <= 11 Phi(u) down to -10.5
-            growth += (reach / edge) ** 2 / 2 + math.log1p(11 * reach / edge)
+        for edge, ratio in edges:
+            growth += (reach / edge) ** 2 / 2 + math.log1p(ratio * reach / edge)
         found = 2 * math.pi * width / (step.digits + growth)
         if found < best and not places:
             break  # the growth is convex, so that there is one best width
@@ -255,6 +288,14 @@ def _growth_of_inverse(step: Step, power: float, angle: float, mixed: float, pla
         above = float(log_ndtr(-x)) - power * math.log1p(-step.loss.sampling_rate)
         growth = min(growth, max(below, above) + math.log1p(math.exp(-abs(below - above))))
     return growth
+
+
+def log_normal(z: npt.NDArray[np.complexfloating[Any, Any]]) -> Complexes:
+    """``log Phi(z)``, also where ``Phi`` itself is too small for a float."""
+    far = z.real < -5
+    near = np.log(ndtr(np.where(far, 0.0, z)))
+    away = np.where(far, z, -5.0)
+    return np.asarray(np.where(far, np.log(wofz(-1j * away / math.sqrt(2)) / 2) - away**2 / 2, near))
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,9 +342,8 @@ def _nodes(step: Step, spacing: float, low: int, high: int, shift: float) -> Nod
     phase = density_turn + (x * shift if step.loss.direction == "add" else -x * shift)
     missing = 0.0
     if math.isfinite(step.cut):
-        kept = ndtr((step.cut - x - 1j * shift) / step.edge)
-        log_base = log_base + np.log(np.maximum(np.abs(kept), 1e-300))
-        phase = phase + np.angle(kept)
+        log_kept = log_normal((step.cut - x - 1j * shift) / step.edge)
+        log_base, phase = log_base + log_kept.real, phase + log_kept.imag
         missing = float(ndtr(-step.cut / math.hypot(1.0, step.edge)))
     return Nodes(x, log_base, log_density, phase, loss, turn, slope, size, missing)
 
@@ -313,7 +353,8 @@ def on_line(loss: SampledGaussianLoss, x: Floats, shift: float | Floats) -> tupl
     q, sigma, direction = loss.sampling_rate, loss.sigma, loss.direction
     argument = x / sigma - 1 / (2 * sigma**2)
     value, turn, posterior = _log_ratio(q, argument, shift / sigma)
-    size = np.abs(value) + posterior * np.abs(argument)
+    # With nearly every record sampled, ``1 - q`` loses digits in ``l``: by the rounding unit over ``exp(l)``.
+    size = np.abs(value) + posterior * np.abs(argument) + q * np.exp(-value)
     if direction == "remove":
         return value, turn, value, turn, posterior / sigma, size
     if direction == "add":
@@ -321,7 +362,7 @@ def on_line(loss: SampledGaussianLoss, x: Floats, shift: float | Floats) -> tupl
         return zero, zero, -value, turn, posterior / sigma, size
     mirrored = -x / sigma - 1 / (2 * sigma**2)
     other, other_turn, other_posterior = _log_ratio(q, mirrored, shift / sigma)
-    other_size = np.abs(other) + other_posterior * np.abs(mirrored)
+    other_size = np.abs(other) + other_posterior * np.abs(mirrored) + q * np.exp(-other)
     return value, turn, value - other, turn + other_turn, (posterior + other_posterior) / sigma, size + other_size
 
 

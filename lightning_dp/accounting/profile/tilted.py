@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr
 
 from lightning_dp.accounting.profile.losses import Complexes, Floats
-from lightning_dp.accounting.profile.sampled_gaussian import Step, on_line
+from lightning_dp.accounting.profile.sampled_gaussian import Step, log_normal, on_line
 
 _SHIFT_RATIO = 2.5
 _HITS_MARGIN = 0.1  # edges narrow the strip more; but at an eighth of the spacing the sums of moduli differ by 0.001
@@ -37,8 +37,12 @@ def tilted(step: Step, c: float, mean: float) -> TiltedStep:
     shift = step.shift_for(c)
     nodes = step.nodes(c, shift)
     modulus = nodes.log_base + nodes.density + c * nodes.loss
-    kept = modulus > modulus.max() - step.depth
-    weights = np.exp(modulus[kept] - modulus.max() + 1j * (nodes.phase[kept] + c * nodes.turn[kept]))
+    top = modulus.max()
+    # PRIVACY: mass beyond the nodes would be missing from delta; the range is made so that there is none.
+    if modulus[0] > top - step.whole.digits or modulus[-1] > top - step.digits:
+        raise ArithmeticError(f"A tilt of {c} has mass beyond the nodes.")
+    kept = modulus > top - step.depth
+    weights = np.exp(modulus[kept] - top + 1j * (nodes.phase[kept] + c * nodes.turn[kept]))
     weights /= weights.sum()
     x, deviations, size = nodes.x[kept], nodes.loss[kept] - mean + 1j * nodes.turn[kept], nodes.size[kept]
     if step.is_split:
@@ -80,11 +84,12 @@ def modulus_bounds(
     )
     if math.isfinite(step.cut):
         place = (step.cut - nodes.x[kept]) / step.edge
-        exponent += np.log(np.maximum(np.abs(ndtr(place - 1j * far / step.edge)), 1e-300)) - log_ndtr(place)
+        exponent += log_normal(place - 1j * far / step.edge).real - log_ndtr(place)
     if hits:
         above = (nodes.x[kept] - step.split + 1j * far) / step.split_edge
         exponent += np.log(np.maximum(np.abs(ndtr(above)), 1e-300))
     # The modulus is analytic in a strip that is narrower by the shift.
     left = 1 - far[:, 0] / (0.95 * math.pi * step.loss.sigma)
-    bounds = np.log(np.exp(exponent).sum(axis=1) + 5 * np.exp(-step.digits * left)) + (_HITS_MARGIN if hits else 0.0)
+    sums = np.exp(np.minimum(exponent, 700.0)).sum(axis=1) + 5 * np.exp(-step.digits * left)
+    bounds = np.log(sums) + (_HITS_MARGIN if hits else 0.0)
     return np.asarray(bounds.reshape(len(shifts), -1).min(axis=0), dtype=np.float64)
