@@ -101,7 +101,8 @@ class Sheet:
             excess += float(np.abs(terms) @ grown(counts @ self.errors + 1e-14))
         else:
             sizes = np.abs(self.kernel) * np.exp(counts @ self.rare.peaks - rho * self.t**2)
-            doubt = (counts @ self.rare.shares) * grown(counts @ self.errors) + grown(counts @ self.rare.errors)
+            whole, hidden = grown(counts @ self.errors), grown(counts @ self.rare.errors)
+            doubt = (counts @ self.rare.shares) * whole + hidden * (1 + whole)
             terms *= -np.expm1(counts @ self.hits)
             excess += float(sizes @ doubt) + 1e-14 * float(np.abs(terms).sum())
         values = counts @ self.values
@@ -302,8 +303,9 @@ def _tails(exponent: Floats, rho: float, edges: Floats, c: float, spacing: float
 
 def _tail_weights(edges: Floats, c: float, spacing: float) -> Floats:
     """What a modulus of 1 would add to the sum between neighbouring edges, and beyond the last one."""
-    lengths = np.append(np.diff(edges), edges[-1]) + spacing
-    return np.asarray(lengths / (math.pi * (edges**2 + c**2)), dtype=np.float64)
+    weights = (np.diff(edges, append=math.inf) + spacing) / (edges**2 + c**2)
+    weights[-1] = math.atan(c / edges[-1]) / c + spacing / (edges[-1] ** 2 + c**2)
+    return np.asarray(weights / math.pi, dtype=np.float64)
 
 
 def _size(part: Part, largest: float) -> int:
