@@ -87,11 +87,11 @@ class Parts:
         """The same with every sampled step changed."""
         return replace(self, parts=tuple(change(part) if isinstance(part, Step) else part for part in self.parts))
 
-    def without_tail(self, log_delta: float) -> Parts:
+    def without_tail(self, log_delta: float, share: float = 1.0) -> Parts:
         """The same with the largest losses of sampled steps counted as infinite, at most ``1e-10`` of delta."""
         log_share = log_delta + math.log(1e-10) - math.log(sum(self.counts) + 1)
         log_share = float(math.floor(log_share))  # in steps, so that neighbouring questions share what is cached
-        return self.with_steps(lambda step: step.without_tail(log_share))
+        return self.with_steps(lambda step: step.without_tail(log_share, share))
 
     def split_for(self, epsilon: float, log_target: float) -> tuple[Parts, float] | None:
         """Splits each sampled step's losses so that without any hit the total hardly exceeds ``epsilon``.

@@ -30,7 +30,7 @@ _DOUBT = math.log(1e-11)  # of events that are left out, relative to delta
 _DISTANCES = (3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0)  # from a loss to a cut, in widths of its edge
 _TILTS = np.append(0.0, np.geomspace(0.1, 100.0, 40))
 _FARTHEST = 300.0  # epsilon, so that its exponential and the inverse stay in range
-_SHARP = 0.3  # width of an edge where transforms are short anyway
+_SHARE = 0.2  # width of the edge of a cut over that of a split: softer ones let strong tilts see past them
 _SPLIT = 3.0  # epsilon over the loss of a hit, where losses without hits have a line
 _FEW_ELEMENTS = 4_000_000  # nodes in t times nodes in x, for lines without hits
 _MORE_ELEMENTS, _MOST_ELEMENTS = 30_000_000, 60_000_000  # the same with hits, for rough lines and for exact ones
@@ -92,7 +92,7 @@ def count_large(parts: Parts, epsilon: float, log_delta: float, share: float) ->
     steps = _steps(parts)
     removing = len(steps) == len(parts.parts) and all(step.loss.direction == "remove" for step, _ in steps)
     if not removing or epsilon > _FARTHEST:
-        return Large(parts.without_tail(log_delta))
+        return Large(parts.without_tail(log_delta, share))
     opposite = parts.with_steps(lambda step: Step(replace(step.loss, direction="add")))
     ladder = ladder_for_delta(opposite, _DOUBT)
     rest = max(0.0, float(((ladder.values - _DOUBT) / ladder.tilts).min()))
@@ -206,7 +206,7 @@ def decompose(parts: Parts, low: float, high: float, log_delta: float, rough: fl
 
 def _without_large(parts: Parts, low: float, high: float, log_goal: float, elements: int) -> Decomposed | None:
     """One line for all losses that are not large."""
-    large = count_large(parts, high, log_goal, _SHARP)
+    large = count_large(parts, high, log_goal, _SHARE)
     ladder = ladder_for_epsilon(large.parts, low)
     line = contour.build(large.parts, ladder, low, log_goal, _FEW_ELEMENTS, _BELOW_BEST)
     return None if line is None else Decomposed(low, high, large, (line,))
@@ -214,7 +214,7 @@ def _without_large(parts: Parts, low: float, high: float, log_goal: float, eleme
 
 def _with_hits(parts: Parts, low: float, high: float, log_goal: float, elements: int) -> Decomposed | None:
     """One line for losses with hits; those without are negligible."""
-    large = count_large(parts, high, log_goal, 1.0)
+    large = count_large(parts, high, log_goal, _SHARE)
     found = large.parts.split_for(low, log_goal + contour.TOLERANCE)
     if found is None:
         return None
@@ -224,7 +224,7 @@ def _with_hits(parts: Parts, low: float, high: float, log_goal: float, elements:
 
 def _with_hits_and_bulk(parts: Parts, low: float, high: float, log_goal: float, elements: int) -> Decomposed | None:
     """One line for losses with hits, and another one for those without."""
-    large = count_large(parts, high, log_goal, 1.0)
+    large = count_large(parts, high, log_goal, _SHARE)
     split = large.parts.with_steps(lambda step: step.split_at(low / _SPLIT))
     bulk = split.with_steps(lambda step: step.bulk)
     first = contour.build(bulk, ladder_for_epsilon(bulk, low), low, log_goal, _FEW_ELEMENTS, _BELOW_BEST)

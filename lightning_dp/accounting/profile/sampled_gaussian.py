@@ -96,14 +96,19 @@ class Step:
         places = np.array([self.cut - 1 / self.loss.sigma, self.cut]) / width
         return float(ndtr(-places[1])), self.loss.sampling_rate * float(normal_cells(places)[0])
 
-    def without_tail(self, log_probability: float) -> Step:
-        """The step whose largest losses, of the given probability, count as infinite (nothing when adding)."""
+    def without_tail(self, log_probability: float, share: float = 1.0) -> Step:
+        """The step whose largest losses, of the given probability, count as infinite (nothing when adding).
+
+        Args:
+            log_probability: Logarithm of the probability.
+            share: Width of the edge over the usual one.
+        """
         if self.loss.direction == "add":
             return self
         near = -float(ndtri_exp(min(-1.0, log_probability - math.log(2 * self.loss.sampling_rate))))
         far = -float(ndtri_exp(min(-1.0, log_probability - math.log(2))))
-        width = math.hypot(1.0, _EDGE)
-        return replace(self, cut=max(1 / self.loss.sigma + near * width, far * width))
+        width = math.hypot(1.0, share * _EDGE)
+        return replace(self, cut=max(1 / self.loss.sigma + near * width, far * width), edge=share * _EDGE)
 
     def split_at(self, loss: float) -> Step:
         """The same with outputs of more than this loss as hits (when removing a record)."""
