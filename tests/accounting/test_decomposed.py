@@ -180,9 +180,8 @@ def test_large_losses_add_what_a_sum_says(epsilon):
 def test_tails_of_hits_are_below_their_bounds():
     parts = Parts((Step(SampledGaussianLoss(1e-4, 0.7, "remove")),), (100,), 0.0)
     parts = count_large(parts, 0.03, math.log(1e-9), 0.2).parts
-    split, ladder = parts.split_for(0.02, math.log(1e-12)), ladder_for_epsilon(parts, 0.02)
-    assert split is not None
-    few, many = (sheet(split[0], ladder, 0.02, math.log(delta), 10**8) for delta in (1e-9, 1e-14))
+    split, ladder = parts.with_steps(lambda step: step.split_at(0.005)), ladder_for_epsilon(parts, 0.02)
+    few, many = (sheet(split, ladder, 0.02, math.log(delta), 10**8) for delta in (1e-9, 1e-14))
     assert few is not None
     assert many is not None
     sizes = np.log1p(np.abs(np.exp(many.logs[0]) * np.expm1(many.hits[0])))
