@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from lightning_dp.gradients.engine import GradientEngine, explain_inputs, explai
 from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.gradients.graph import Passage, survey
 from lightning_dp.gradients.layers import (
+    Casting,
     LayerForward,
     LayerGradients,
     Use,
@@ -64,10 +65,14 @@ class _Call:
 
     watched: _Watched
     inputs: tuple[Any, ...]
+    keywords: dict[str, Any]
+    output: Tensor | None
+    casting: Casting
     versions: tuple[int, ...]
     rows: frozenset[int]
     passage: Passage
     edge: Any
+    is_reached: bool = False
     gradient_seen: bool = False
 
 
@@ -78,7 +83,7 @@ class _Step:
     calls: list[_Call] = field(default_factory=list)
     shared: set[str] = field(default_factory=set)
     waiting: dict[str, list[Use]] = field(default_factory=dict)
-    started: list[tuple[str, Use]] = field(default_factory=list)
+    started: dict[str, Use] = field(default_factory=dict)
     squares: list[Tensor] = field(default_factory=list)
     bytes: int = 0
     is_prepared: bool = False
@@ -130,7 +135,8 @@ class BookKeepingEngine(GradientEngine):
                 hook = partial(self._record, watched)
                 if "torch._dynamo" in sys.modules:  # else nothing is compiled, and asking would load it, 60 MB large
                     hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
-                self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+                # PRIVACY: a rule holds for what the layer itself puts out, so it comes before hooks that change that.
+                self._handles.append(layer.register_forward_hook(hook, prepend=watched.is_leaf, with_kwargs=True))
         self._is_recording = True
 
     def detach(self) -> None:
@@ -150,10 +156,13 @@ class BookKeepingEngine(GradientEngine):
     # -- forward -----------------------------------------------------------------------------------------------------
 
     def _record(self, watched: _Watched, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self._is_recording or not isinstance(output, Tensor) or not output.requires_grad:
+        if not self._is_recording or not isinstance(output, Tensor) or output.grad_fn is None:
             return
-        inputs = _in_order(layer, args, kwargs)
-        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        # PRIVACY: layers that a checkpoint runs again in the backward pass were counted before it.
+        if self._step.is_prepared:
+            return
+        inputs, keywords = _in_order(layer, args, kwargs)
+        tensors = list(_tensors([inputs, keywords]))
         edge = get_gradient_edge(output)
         passage = Passage(
             edge.node,
@@ -163,7 +172,11 @@ class BookKeepingEngine(GradientEngine):
         )
         call = _Call(
             watched,
-            tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs),
+            tuple(_detached(x) for x in inputs),
+            {name: _detached(x) for name, x in keywords.items()},
+            # A copy, for what comes next may write into it.
+            None if watched.is_leaf else output.detach().clone(),
+            Casting.current(output),
             tuple(t._version for t in tensors),
             _rows_of(layer, tensors, output),
             passage,
@@ -192,6 +205,12 @@ class BookKeepingEngine(GradientEngine):
         step = self._step
         trained = {id(parameter): name for name, parameter in self.parameters.items()}
         found = survey(loss, [call.passage for call in step.calls], trained)
+        if found.is_reentrant:
+            self.forget()
+            raise UnsupportedModelError(
+                "A part of the model is checkpointed with `use_reentrant=True`, which hides its layers until the"
+                " backward pass. Call `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`."
+            )
         if found.uncovered:
             name = min(trained[parameter] for parameter in found.uncovered)
             self.forget()
@@ -199,6 +218,10 @@ class BookKeepingEngine(GradientEngine):
         uses = Counter(name for call in step.calls for name in call.watched.names.values())
         step.shared = {name for name, count in uses.items() if count > 1}
         self._lowest = [step.calls[i].edge for i in found.lowest]
+        for call in step.calls:
+            call.is_reached = False
+        for i in found.reached:
+            step.calls[i].is_reached = True
         for call in step.calls:
             call.edge = call.passage = None  # type: ignore[assignment]  # the graph is free to go
         step.is_prepared = True
@@ -215,6 +238,14 @@ class BookKeepingEngine(GradientEngine):
             torch.autograd.grad(loss, edges, allow_unused=True)
         finally:
             self._is_recording = True
+        for call in self._step.calls:
+            # PRIVACY: what is missing here was computed where no hook could see it.
+            if call.is_reached and not call.gradient_seen:
+                raise UnsupportedModelError(
+                    f"The backward pass left out `{call.watched.path}` ({type(call.watched.layer).__name__}), which the"
+                    " loss depends on. Use `.detach()` where no gradient shall flow, and checkpoint layers with"
+                    " `use_reentrant=False`."
+                )
 
     def _receive(self, step: _Step, call: _Call, gradient: Tensor) -> None:
         """Called in the backward pass with the gradient of a layer's output."""
@@ -224,7 +255,7 @@ class BookKeepingEngine(GradientEngine):
         if call.gradient_seen:
             raise UnsupportedModelError(self._explain(next(iter(watched.names.values()))))
         call.gradient_seen = True
-        tensors = [x for x in call.inputs if isinstance(x, Tensor)]
+        tensors = list(_tensors([call.inputs, call.keywords]))
         if any(t._version != version for t, version in zip(tensors, call.versions, strict=True)):
             raise UnsupportedModelError(
                 f"The input of `{watched.path}` ({type(watched.layer).__name__}) was changed in place after the layer"
@@ -234,13 +265,21 @@ class BookKeepingEngine(GradientEngine):
         try:
             with full_precision(gradient.device):
                 names = frozenset(watched.names)
-                forward = LayerForward(watched.layer, call.inputs, gradient.detach(), names, watched.path)
-                for leaf, use in watched.rule(forward).items():
+                passed = watched.layer, call.inputs, gradient.detach(), names, watched.path
+                found = watched.rule(LayerForward(*passed, call.keywords, call.output, call.casting))
+                # PRIVACY: a parameter that a rule leaves out would be missing from the norm.
+                if found.keys() != names:
+                    raise UnsupportedModelError(
+                        f"The rule for `{watched.path}` ({type(watched.layer).__name__}) gives gradients for"
+                        f" {sorted(found)}, while {sorted(names)} are trained. Let it return one for each name in"
+                        " `forward.wanted`."
+                    )
+                for leaf, use in found.items():
                     self._take(step, watched.names[leaf], use)
         finally:
             self._is_recording = recording
         step.bytes += sum(x.numel() * x.element_size() for x in (*tensors, gradient))
-        call.inputs = ()
+        call.inputs, call.keywords, call.output = (), {}, None
 
     def _take(self, step: _Step, name: str, use: Use) -> None:
         if name in step.shared or not self.choice.knows(name, use):
@@ -249,9 +288,12 @@ class BookKeepingEngine(GradientEngine):
             self._start(step, name, use)
 
     def _start(self, step: _Step, name: str, use: Use) -> None:
+        # PRIVACY: squares of two uses do not add up to the square of their sum.
+        if name in step.started:
+            raise UnsupportedModelError(self._explain(name))
         squares, rest = use.start(self.choice.method(name, use), self._workspace)
         step.squares.append(squares)
-        step.started.append((name, rest))
+        step.started[name] = rest
 
     # -- after the backward pass -------------------------------------------------------------------------------------
 
@@ -260,7 +302,7 @@ class BookKeepingEngine(GradientEngine):
         step = self._finished()
         with full_precision(total.vector.device):
             uses = {name: uses[0].plus(uses[1:]) for name, uses in step.waiting.items()}
-            _check_records([*step.started, *uses.items()], num_records)
+            _check_records([*step.started.items(), *uses.items()], num_records)
             self.choice.learn(uses, step.bytes)
             for name, use in uses.items():
                 self._start(step, name, use)
@@ -272,7 +314,7 @@ class BookKeepingEngine(GradientEngine):
             finite = torch.isfinite(norms)
             all_finite = bool(finite.all())
             weights = rule.factors(norms) * num_records
-            for name, use in step.started:
+            for name, use in step.started.items():
                 # PRIVACY: a dropped record is zeroed before any product, for zero times infinity is not zero.
                 (use if all_finite else use.only(finite)).add_to(total.views[name], weights, self._workspace)
                 total.used.add(name)
@@ -281,7 +323,7 @@ class BookKeepingEngine(GradientEngine):
     def take_rows(self, num_records: int | None = None) -> dict[str, Tensor]:
         """The gradient of each record of the last backward pass; see :class:`GradientEngine`."""
         step = self._finished()
-        found = {name: [use] for name, use in step.started}
+        found = {name: [use] for name, use in step.started.items()}
         for name, uses in step.waiting.items():
             found.setdefault(name, []).extend(uses)
         rows = {name: uses[0].plus(uses[1:]).rows() for name, uses in found.items()}
@@ -310,13 +352,28 @@ def _watch(layer: nn.Module, path: str, names: dict[str, str]) -> _Watched:
     return _Watched(layer, path, names, rule, is_leaf=rule is not by_vectorized_backward)
 
 
-def _in_order(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """All arguments of the forward pass by position, as far as its signature goes."""
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in arguments, also in lists, tuples and dictionaries of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def _in_order(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All arguments of the forward pass by position, as far as its signature goes, and the others by name."""
     if not kwargs:
-        return args
+        return args, {}
     bound = inspect.signature(layer.forward).bind(*args, **kwargs)
     bound.apply_defaults()
-    return bound.args
+    return bound.args, bound.kwargs
 
 
 def _rows_of(layer: nn.Module, tensors: list[Tensor], output: Tensor) -> frozenset[int]:

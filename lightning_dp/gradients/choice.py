@@ -27,7 +27,8 @@ class MethodChoice:
     Args:
         memory: What may be held from the norms to the sum: ``"speed"`` anything, ``"low"`` nothing,
             ``"balanced"`` as much as the inputs and output gradients of the layers take, or a number of bytes.
-        pinned: Methods by name of the parameter, which are not timed.
+        pinned: Methods by name of the parameter, which are not timed. Sizes for which a method does not exist take
+            another one.
     """
 
     def __init__(self, memory: GradientMemory | int, pinned: Mapping[str, str]) -> None:
@@ -39,18 +40,18 @@ class MethodChoice:
         """The method for a parameter."""
         if len(use.methods) == 1:
             return use.methods[0]
-        if name in self.pinned:
-            if self.pinned[name] not in use.methods:
-                raise InvalidValueError(
-                    f"`gradient_methods` has {self.pinned[name]!r} for `{name}`; it may be one of"
-                    f" {', '.join(map(repr, use.methods))}."
-                )
-            return self.pinned[name]
+        pinned = self.pinned.get(name)
+        if pinned is not None and pinned not in use.all_methods:
+            raise InvalidValueError(
+                f"`gradient_methods` has {pinned!r} for `{name}`; it may be one of {', '.join(map(repr, use.methods))}."
+            )
+        if pinned in use.methods:
+            return pinned
         return self._learned.get(_key(name, use)) or _frugal(use)
 
     def knows(self, name: str, use: Use) -> bool:
         """Whether nothing can be learned about this parameter at this size."""
-        return len(use.methods) == 1 or name in self.pinned or _key(name, use) in self._learned
+        return len(use.methods) == 1 or self.pinned.get(name) in use.methods or _key(name, use) in self._learned
 
     def learn(self, uses: Mapping[str, Use], available: int) -> None:
         """Times every method and keeps the fastest set that fits into memory.

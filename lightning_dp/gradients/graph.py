@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+_REENTRANT = "CheckpointFunctionBackward"
 Node = Any  # of autograd; torch has no public type for those made in C++
 
 
@@ -32,10 +33,14 @@ class Survey(NamedTuple):
     Attributes:
         uncovered: Ids of the trained parameters that the loss reaches past all passages.
         lowest: Indices of the passages below which there is no other one.
+        reached: Indices of all passages that the loss depends on.
+        is_reentrant: Whether a checkpoint hides a part of the graph until the backward pass.
     """
 
     uncovered: set[int]
     lowest: list[int]
+    reached: list[int]
+    is_reentrant: bool
 
 
 def survey(loss: Tensor, passages: Collection[Passage], trained: Iterable[int]) -> Survey:
@@ -51,10 +56,11 @@ def survey(loss: Tensor, passages: Collection[Passage], trained: Iterable[int]) 
     for index, passage in enumerate(passages):
         indices.setdefault(passage.output, []).append(index)
     passages = list(passages)
-    owners = {parameter for passage in passages if not passage.is_leaf for parameter in passage.own}
+    inside = _inside(passages)
     uncovered: set[int] = set()
     reaches: dict[Node, bool] = {}  # whether a passage begins at the node or below it; holds the nodes, too
     lowest: list[int] = []
+    is_reentrant = False
     stack: list[tuple[Node, list[Node] | None]] = [(loss.grad_fn, None)]
     while stack:
         node, below = stack.pop()
@@ -62,11 +68,13 @@ def survey(loss: Tensor, passages: Collection[Passage], trained: Iterable[int]) 
             if node is None or node in reaches:
                 continue
             reaches[node] = False
-            variable = getattr(node, "variable", None)
-            # PRIVACY: a use that no watched forward explains has no per-record gradient, so nothing bounds it.
-            if variable is not None and id(variable) in trained and id(variable) not in owners:
-                uncovered.add(id(variable))
+            is_reentrant = is_reentrant or _REENTRANT in type(node).__name__
             below = _below(node, [passages[i] for i in indices.get(node, ())])
+            for child in below:
+                used = id(getattr(child, "variable", None))
+                # PRIVACY: a use that no watched forward explains has no per-record gradient, so nothing bounds it.
+                if used in trained and used not in inside.get(node, ()):
+                    uncovered.add(used)
             stack.append((node, below))
             stack.extend((child, None) for child in below)
             continue
@@ -75,7 +83,8 @@ def survey(loss: Tensor, passages: Collection[Passage], trained: Iterable[int]) 
         if here and not deeper:
             lowest.extend(here)
         reaches[node] = deeper or bool(here)
-    return Survey(uncovered, lowest)
+    reached = [index for node in reaches for index in indices.get(node, ())]
+    return Survey(uncovered, lowest, reached, is_reentrant)
 
 
 def _below(node: Node, passages: list[Passage]) -> list[Node]:
@@ -83,3 +92,20 @@ def _below(node: Node, passages: list[Passage]) -> list[Node]:
     if any(passage.is_leaf for passage in passages):
         return [source for passage in passages if passage.is_leaf for source in passage.sources]
     return [child for child, _ in node.next_functions if child is not None]
+
+
+def _inside(passages: list[Passage]) -> dict[Node, set[int]]:
+    """Nodes between output and sources of layers that are no leaves, with the parameters that may be used there."""
+    found: dict[Node, set[int]] = {}
+    for passage in passages:
+        if passage.is_leaf:
+            continue
+        seen = set(passage.sources)
+        stack = [passage.output]
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                found.setdefault(node, set()).update(passage.own)
+                stack.extend(child for child, _ in node.next_functions if child is not None)
+    return found

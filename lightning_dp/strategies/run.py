@@ -147,6 +147,8 @@ class PrivateRun:
                 " cut short (`on_train_batch_start` returning -1) must end between updates."
             )
         self._update, self._open = info.update, True
+        # A forward pass since the last batch, in a callback say, left what belongs to no update.
+        self.gradients.forget()
         self.gradients.refresh()
         self.guard.before_forward()
         return info

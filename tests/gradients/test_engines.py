@@ -53,11 +53,12 @@ def test_float32_is_as_exact_as_float32_can_be(seed: int) -> None:
     assert float((total.double() - expected).norm()) <= 1e-5 * float(expected.norm())
 
 
-@pytest.mark.parametrize("seed", range(90, 100))
+IMAGES = [seed for seed in range(90, 110) if random_case(seed, 1)[1][0].is_floating_point()]
+
+
+@pytest.mark.parametrize("seed", IMAGES)
 def test_a_record_that_is_not_finite_is_dropped_and_no_other(seed: int) -> None:
     module, (x, y) = random_case(seed, records=5)
-    if not x.is_floating_point():
-        pytest.skip("tokens are always finite")
     x[1], x[3, 0] = float("nan"), float("inf")
     others = [0, 2, 4]
     expected = clipped(loop_over_records(module, (x[others], y[others])), MAX_NORM)

@@ -2,11 +2,18 @@
 
 from lightning_dp.gradients.layers import convolution, embedding, linear, normalization
 from lightning_dp.gradients.layers.other import by_sampler, by_vectorized_backward, has_sampler
-from lightning_dp.gradients.layers.registry import LayerForward, LayerGradients, known_gradients, register_layer
+from lightning_dp.gradients.layers.registry import (
+    Casting,
+    LayerForward,
+    LayerGradients,
+    known_gradients,
+    register_layer,
+)
 from lightning_dp.gradients.layers.use import Rows, Use
 from lightning_dp.gradients.layers.workspace import Workspace
 
 __all__ = [
+    "Casting",
     "LayerForward",
     "LayerGradients",
     "Rows",

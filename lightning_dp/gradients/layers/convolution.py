@@ -84,6 +84,11 @@ class Convolved(Use):
         # Small maps: the libraries' weight gradients are slow, unless several records can share a call.
         return ("gram", *written, "native", "native twice") if self._shared_call > 1 else ("gram", *written)
 
+    @property
+    @override
+    def all_methods(self) -> tuple[str, ...]:
+        return "gram", "rows", "twice", "native", "native twice"
+
     @override
     def kept_bytes(self, method: str) -> int:
         return self.records * self._row_bytes if method in ("rows", "native") else 0

@@ -11,7 +11,7 @@ from typing_extensions import override
 from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.layers.lookup import Collapsed, Lookup, Pairs
 from lightning_dp.gradients.layers.registry import LayerForward, register_layer
-from lightning_dp.gradients.layers.use import Use, squared, wide, zeroed
+from lightning_dp.gradients.layers.use import Use, hidden, norm_bound, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace
 
 
@@ -110,7 +110,9 @@ class Bags(Use):
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
         squares = self.b.new_zeros(self.records).index_add_(0, self.owners, self.factors.square())
-        return squares * squared(self.b), self
+        # PRIVACY: as in `norm_bound`, for factors that are weights of samples.
+        factors = squares.sqrt_().add_(hidden(len(self.factors), self.dtype))
+        return factors.mul_(norm_bound(self.b)).square_(), self
 
     @override
     def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:

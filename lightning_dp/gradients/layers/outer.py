@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_dp.gradients.layers.use import Rows, Use, squared, weighted, wide, zeroed
+from lightning_dp.gradients.layers.use import Rows, Use, hidden, norm_bound, squared, weighted, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces
 
 _CANCELLED = 0.02  # share of the terms of a Gram sum that must be left for it to be exact to 1e-5
@@ -44,6 +44,11 @@ class Outer(Use):
             return "gram", "rows", "twice"
         return "rows", "twice", "gram"
 
+    @property
+    @override
+    def all_methods(self) -> tuple[str, ...]:
+        return "product", "gram", "rows", "twice"
+
     @override
     def kept_bytes(self, method: str) -> int:
         return self.records * self._row_bytes if method == "rows" else 0
@@ -55,7 +60,7 @@ class Outer(Use):
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
         if method == "product":
-            return squared(self.a) * squared(self.b), self
+            return norm_bound(self.a).mul_(norm_bound(self.b)).square_(), self
         if method == "gram":
             return gram_squares(self.a, self.b, workspace), self
         if method == "twice":
@@ -119,11 +124,20 @@ def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> Tensor:
     """
     size = len(a), a.shape[1], a.shape[1]
     products = torch.bmm(a, a.transpose(1, 2), out=workspace.take("gram a", size, a))
-    products.mul_(torch.bmm(b, b.transpose(1, 2), out=workspace.take("gram b", size, b)))
+    others = torch.bmm(b, b.transpose(1, 2), out=workspace.take("gram b", size, b))
+    # PRIVACY: a product that underflows is zero, and would hide a gradient where the other one is large.
+    margin = _trace(others) * hidden(a.shape[1:].numel(), a.dtype) ** 2
+    margin += _trace(products) * hidden(b.shape[1:].numel(), b.dtype) ** 2
+    products.mul_(others)
     norms = products.sum((1, 2))
     # PRIVACY: where nearly all terms cancel, rounding may leave far too small a norm, and the record would not be
     # clipped. Those are computed again from their rows.
     doubtful = norms < _CANCELLED * products.abs_().sum((1, 2))
+    norms += margin
     if bool(doubtful.any()):
         norms[doubtful] = squared(torch.bmm(b[doubtful].transpose(1, 2), a[doubtful]))
     return norms
+
+
+def _trace(products: Tensor) -> Tensor:
+    return products.diagonal(dim1=1, dim2=2).sum(1)

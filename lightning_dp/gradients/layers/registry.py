@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
 from lightning_dp.gradients.layers.use import Use
+
+
+class Casting(NamedTuple):
+    """In which types a forward pass ran.
+
+    Attributes:
+        device: Kind of the device.
+        dtype: Type of products under autocast; None without autocast.
+        eps: Relative rounding error of one product.
+    """
+
+    device: str
+    dtype: torch.dtype | None
+    eps: float
+
+    @classmethod
+    def current(cls, like: Tensor) -> Casting:
+        """What holds now for products on the device of ``like``."""
+        device = like.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            return cls(device, dtype, torch.finfo(dtype).eps)
+        eps = torch.finfo(like.dtype).eps
+        if torch.get_float32_matmul_precision() == "medium":
+            eps = max(eps, torch.finfo(torch.bfloat16).eps)
+        elif device == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+            eps = max(eps, 2.0**-10)
+        return cls(device, None, eps)
+
+    def again(self) -> AbstractContextManager[object]:
+        """Casts in the same way once more."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device, dtype=self.dtype, cache_enabled=False)
 
 
 class LayerForward(NamedTuple):
@@ -20,6 +56,9 @@ class LayerForward(NamedTuple):
         gradient: Gradient of the loss with respect to its output, ``(records, ...)``.
         wanted: Names of the layer's own parameters that are trained.
         path: Where the layer is, for names of workspaces and for errors.
+        keywords: What it was called with and has no position, by name.
+        output: What it put out, without history; kept only for layers without a function of their own.
+        casting: In which types it ran; likewise.
     """
 
     layer: Any
@@ -27,6 +66,9 @@ class LayerForward(NamedTuple):
     gradient: Tensor
     wanted: frozenset[str]
     path: str
+    keywords: Mapping[str, Any] = {}
+    output: Tensor | None = None
+    casting: Casting | None = None
 
 
 LayerGradients = Callable[[LayerForward], dict[str, Use]]
@@ -49,9 +91,16 @@ def register_layer(*kinds: type[nn.Module]) -> Callable[[_F], _F]:
     return register
 
 
+def is_patched(layer: nn.Module) -> bool:
+    """Whether somebody replaced the forward pass of this one layer, so that its kind says nothing about it."""
+    return "forward" in vars(layer)
+
+
 def known_gradients(layer: nn.Module) -> LayerGradients | None:
     """The function for this kind of layer; a sampler that somebody else registered with Opacus goes first."""
     kind = type(layer)
+    if is_patched(layer):
+        return None
     sampler = GradSampleModule.GRAD_SAMPLERS.get(kind)
     foreign = sampler is not None and not sampler.__module__.startswith("opacus.")
     return None if foreign else _REGISTERED.get(kind)

@@ -73,6 +73,11 @@ class TiedHead(Both):
 
     @property
     @override
+    def all_methods(self) -> tuple[str, ...]:
+        return self.second.all_methods
+
+    @property
+    @override
     def sizes(self) -> tuple[int, ...]:
         return self.second.sizes
 

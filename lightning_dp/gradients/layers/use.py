@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -29,6 +30,11 @@ class Use(ABC):
     @abstractmethod
     def methods(self) -> tuple[str, ...]:
         """The ways to the norms that exist for these sizes, the one of fewest operations first."""
+
+    @property
+    def all_methods(self) -> tuple[str, ...]:
+        """Those that exist for some sizes."""
+        return self.methods
 
     @abstractmethod
     def kept_bytes(self, method: str) -> int:
@@ -163,6 +169,19 @@ def squared(rows: Tensor) -> Tensor:
     """Squared norm of each row, ``(records,)``."""
     norms: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), rows.shape[1:].numel()), dim=1)
     return norms.square_()
+
+
+def norm_bound(rows: Tensor) -> Tensor:
+    """Norm of each row, ``(records,)``, and what underflow may hide of it: the norm of factors that are multiplied."""
+    flat = rows.reshape(len(rows), rows.shape[1:].numel())
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    # PRIVACY: squares of numbers below 1e-19 are zero in float32, but times a large factor they make a gradient.
+    return norms.add_(hidden(flat.shape[1], norms.dtype))
+
+
+def hidden(count: int, dtype: torch.dtype) -> float:
+    """How large the norm of so many numbers may be if all of their squares underflow."""
+    return math.sqrt(count * torch.finfo(dtype).tiny)
 
 
 def weighted(tensor: Tensor, weights: Tensor, workspace: Workspace) -> Tensor:
