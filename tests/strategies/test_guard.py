@@ -256,27 +256,22 @@ class Residual(nn.Module):
         return out
 
 
+def attention_net() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (2, 4)), layer, nn.Flatten(), nn.Linear(8, 3))
+
+
 def not_supported() -> dict[str, tuple[str, Callable[[], nn.Module], str]]:
     return {
         "a residual in place": ("hooks", lambda: nn.Sequential(Residual(), nn.Linear(8, 3)), r"x = x \+ y"),
         "attention": (
             "bookkeeping",
-            lambda: nn.Sequential(
-                nn.Unflatten(1, (2, 4)),
-                nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
-                nn.Flatten(),
-                nn.Linear(8, 3),
-            ),
+            attention_net,
             "DPMultiheadAttention",
         ),
         "attention with hooks": (
             "hooks",
-            lambda: nn.Sequential(
-                nn.Unflatten(1, (2, 4)),
-                nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
-                nn.Flatten(),
-                nn.Linear(8, 3),
-            ),
+            attention_net,
             "DPMultiheadAttention",
         ),
         "a trainable layer in eval mode": (
