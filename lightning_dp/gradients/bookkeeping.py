@@ -218,8 +218,6 @@ class BookKeepingEngine(GradientEngine):
         uses = Counter(name for call in step.calls for name in call.watched.names.values())
         step.shared = {name for name, count in uses.items() if count > 1}
         self._lowest = [step.calls[i].edge for i in found.lowest]
-        for call in step.calls:
-            call.is_reached = False
         for i in found.reached:
             step.calls[i].is_reached = True
         for call in step.calls:

@@ -12,10 +12,9 @@ from torch.nn import functional as F
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from typing_extensions import override
 
-from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.layers.outer import gram_squares
-from lightning_dp.gradients.layers.registry import LayerForward, register_layer
-from lightning_dp.gradients.layers.use import Permuted, Rows, Use, squared, weighted, wide, zeroed
+from lightning_dp.gradients.layers.registry import LayerForward, register_layer, without_batch
+from lightning_dp.gradients.layers.use import Permuted, Rows, Use, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces, scratch_bytes
 
 _NATIVE: dict[int, Callable[..., Any]] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
@@ -40,10 +39,7 @@ def convolution(forward: LayerForward) -> dict[str, Use]:
     """
     layer, b = forward.layer, wide(forward.gradient)
     if b.dim() != layer.weight.dim():
-        raise UnsupportedModelError(
-            f"`{forward.path}` ({type(layer).__name__}) was given one record without a batch dimension, so its channels"
-            " would be taken for records. Add the dimension with `x.unsqueeze(0)`."
-        )
+        raise without_batch(forward)
     uses: dict[str, Use] = {}
     if "weight" in forward.wanted:
         a, padding = _padded(wide(forward.inputs[0]), layer)
@@ -104,11 +100,7 @@ class Convolved(Use):
     @override
     def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:
         if self.records:
-            a, b = self.a, self.b
-            if a.numel() < b.numel():
-                a = weighted(a, weights, workspace)
-            else:
-                b = weighted(b, weights, workspace)
+            a, b = smaller_weighted(self.a, self.b, weights, workspace)
             total.add_(_weight_gradient(a, b, self.shape, self.geometry))
 
     @override

@@ -98,15 +98,6 @@ class Bags(Use):
         self.owners, self.tokens = pairs.owners, pairs.tokens
         self.factors = pairs.sums(factors.unsqueeze(1)).squeeze(1)
 
-    @property
-    @override
-    def methods(self) -> tuple[str, ...]:
-        return ("pairs",)
-
-    @override
-    def kept_bytes(self, method: str) -> int:
-        return 0
-
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
         squares = self.b.new_zeros(self.records).index_add_(0, self.owners, self.factors.square())
@@ -143,15 +134,6 @@ class Largest(Use):
     def __init__(self, chosen: Tensor, b: Tensor, shape: torch.Size) -> None:
         super().__init__(len(b), shape, b)
         self.chosen, self.b = chosen, b
-
-    @property
-    @override
-    def methods(self) -> tuple[str, ...]:
-        return ("places",)
-
-    @override
-    def kept_bytes(self, method: str) -> int:
-        return 0
 
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:

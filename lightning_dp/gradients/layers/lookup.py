@@ -61,18 +61,9 @@ class Lookup(Use):
         self.tokens, self.values, self.padding = tokens, wide(values), padding
         super().__init__(len(tokens), shape, self.values)
 
-    @property
-    @override
-    def methods(self) -> tuple[str, ...]:
-        return ("pairs",)
-
-    @override
-    def kept_bytes(self, method: str) -> int:
-        return 0
-
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
-        return self._collapsed().start("pairs", workspace)
+        return self._collapsed().start("rows", workspace)
 
     @override
     def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:
@@ -124,15 +115,6 @@ class Collapsed(Use):
     def __init__(self, owners: Tensor, tokens: Tensor, values: Tensor, records: int, shape: torch.Size) -> None:
         self.owners, self.tokens, self.values = owners, tokens, values
         super().__init__(records, shape, values)
-
-    @property
-    @override
-    def methods(self) -> tuple[str, ...]:
-        return ("pairs",)
-
-    @override
-    def kept_bytes(self, method: str) -> int:
-        return 0
 
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_dp.errors import UnsupportedModelError
-from lightning_dp.gradients.layers.registry import LayerForward, register_layer
+from lightning_dp.gradients.layers.registry import LayerForward, register_layer, without_batch
 from lightning_dp.gradients.layers.use import Rows, Use, wide
 from lightning_dp.gradients.layers.workspace import pieces
 
@@ -62,10 +62,7 @@ def group_norm(forward: LayerForward) -> dict[str, Use]:
     """
     layer, b = forward.layer, wide(forward.gradient)
     if b.dim() - 2 != _INSTANCE_EXTENTS.get(type(layer), b.dim() - 2):
-        raise UnsupportedModelError(
-            f"`{forward.path}` ({type(layer).__name__}) was given one record without a batch dimension, so its channels"
-            " would be taken for records. Add the dimension with `x.unsqueeze(0)`."
-        )
+        raise without_batch(forward)
     b = b.reshape(*b.shape[:2], math.prod(b.shape[2:])).contiguous()
     if "weight" not in forward.wanted:
         return {"bias": Rows(b.sum(2))}

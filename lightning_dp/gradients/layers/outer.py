@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_dp.gradients.layers.use import Rows, Use, hidden, norm_bound, squared, weighted, wide, zeroed
+from lightning_dp.gradients.layers.use import Rows, Use, hidden, norm_bound, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces
 
-_CANCELLED = 0.02  # share of the terms of a Gram sum that must be left for it to be exact to 1e-5
+CANCELLED = 0.02  # share of the terms of a Gram sum that must be left for it to be exact to 1e-5
 _CPU_BATCH = 8  # times the scratch memory of a processor
 
 
@@ -83,11 +83,7 @@ class Outer(Use):
     @override
     def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:
         _, inputs, outputs = self.sizes
-        a, b = self.a, self.b
-        if inputs < outputs:
-            a = weighted(a, weights, workspace)
-        else:
-            b = weighted(b, weights, workspace)
+        a, b = smaller_weighted(self.a, self.b, weights, workspace)
         total.view(outputs, inputs).addmm_(b.reshape(-1, outputs).t(), a.reshape(-1, inputs))
 
     @override
@@ -132,7 +128,7 @@ def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> Tensor:
     norms = products.sum((1, 2))
     # PRIVACY: where nearly all terms cancel, rounding may leave far too small a norm, and the record would not be
     # clipped. Those are computed again from their rows.
-    doubtful = norms < _CANCELLED * products.abs_().sum((1, 2))
+    doubtful = norms < CANCELLED * products.abs_().sum((1, 2))
     norms += margin
     if bool(doubtful.any()):
         norms[doubtful] = squared(torch.bmm(b[doubtful].transpose(1, 2), a[doubtful]))

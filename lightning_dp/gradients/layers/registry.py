@@ -10,6 +10,7 @@ import torch
 from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
+from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.layers.use import Use
 
 
@@ -104,3 +105,11 @@ def known_gradients(layer: nn.Module) -> LayerGradients | None:
     sampler = GradSampleModule.GRAD_SAMPLERS.get(kind)
     foreign = sampler is not None and not sampler.__module__.startswith("opacus.")
     return None if foreign else _REGISTERED.get(kind)
+
+
+def without_batch(forward: LayerForward) -> UnsupportedModelError:
+    """The error for an input that has no dimension for records."""
+    return UnsupportedModelError(
+        f"`{forward.path}` ({type(forward.layer).__name__}) was given one record without a batch dimension, so its"
+        " channels would be taken for records. Add the dimension with `x.unsqueeze(0)`."
+    )

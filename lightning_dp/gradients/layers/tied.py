@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_dp.gradients.layers.outer import Outer
+from lightning_dp.gradients.layers.outer import CANCELLED, Outer
 from lightning_dp.gradients.layers.use import Use, squared
 from lightning_dp.gradients.layers.workspace import Workspace, pieces
 
 if TYPE_CHECKING:
     from lightning_dp.gradients.layers.lookup import Lookup
-
-_CANCELLED = 0.02  # share of the terms of a sum of squares that must be left for it to be exact to 1e-5
 
 
 class Both(Use):
@@ -24,15 +22,6 @@ class Both(Use):
     def __init__(self, first: Use, second: Use) -> None:
         super().__init__(first.records, first.shape, torch.empty(0, dtype=first.dtype, device=first.device))
         self.first, self.second = first, second
-
-    @property
-    @override
-    def methods(self) -> tuple[str, ...]:
-        return ("rows",)
-
-    @override
-    def kept_bytes(self, method: str) -> int:
-        return 0
 
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
@@ -88,13 +77,13 @@ class TiedHead(Both):
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
         """``|e + l|^2 = |e|^2 + |l|^2 + 2 <e, l>``."""
-        found, table = self.first.start("pairs", workspace)
+        found, table = self.first.start("rows", workspace)
         written, head = self.second.start(method, workspace)
         apart = found + written
         norms = apart + 2 * self._inner_products()
         # PRIVACY: where the two nearly cancel, rounding may leave far too small a norm, and the record would not be
         # clipped. Those are computed again from their rows. NaN compares false, and stays.
-        for i in torch.nonzero(norms < _CANCELLED * apart).flatten().tolist():
+        for i in torch.nonzero(norms < CANCELLED * apart).flatten().tolist():
             one = slice(i, i + 1)
             norms[i] = squared(self.first.part(one).rows().add_(self.second.part(one).rows()))[0]
         return norms, Both(table, head)

@@ -27,21 +27,21 @@ class Use(ABC):
         self.dtype, self.device = like.dtype, like.device
 
     @property
-    @abstractmethod
     def methods(self) -> tuple[str, ...]:
         """The ways to the norms that exist for these sizes, the one of fewest operations first."""
+        return ("rows",)
 
     @property
     def all_methods(self) -> tuple[str, ...]:
         """Those that exist for some sizes."""
         return self.methods
 
-    @abstractmethod
     def kept_bytes(self, method: str) -> int:
         """Memory that a method holds from the norms to the sum, beside inputs and output gradients.
 
         Those take the place of what the backward pass frees meanwhile.
         """
+        return 0
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -104,15 +104,6 @@ class Rows(Use):
     def __init__(self, rows: Tensor) -> None:
         self._rows = wide(rows)
         super().__init__(len(rows), rows.shape[1:], self._rows)
-
-    @property
-    @override
-    def methods(self) -> tuple[str, ...]:
-        return ("rows",)
-
-    @override
-    def kept_bytes(self, method: str) -> int:
-        return 0
 
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
@@ -188,6 +179,13 @@ def weighted(tensor: Tensor, weights: Tensor, workspace: Workspace) -> Tensor:
     """Each record times its weight."""
     out = workspace.take("weighted", tensor.shape, tensor)
     return torch.mul(tensor, weights.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)), out=out)
+
+
+def smaller_weighted(a: Tensor, b: Tensor, weights: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """Two factors of each record's gradient, the smaller one times the record's weight."""
+    if a.numel() < b.numel():
+        return weighted(a, weights, workspace), b
+    return a, weighted(b, weights, workspace)
 
 
 def zeroed(tensor: Tensor, kept: Tensor) -> Tensor:
