@@ -3,10 +3,11 @@
 Run: ``make bench``, or ``.venv/bin/python benchmarks/accounting.py --help``. Two minutes; ``--full`` a quarter of an
 hour. The others are installed by ``pip install -e '.[bench]'``; those that are not are shown as "not installed".
 
-Each method has a process of its own, one runs at a time, and they take turns in every round. A figure is the median
-over rounds, in milliseconds; a method that takes more than a second is called once, and one that exceeds the limit is
-killed, and skipped for the targets that follow. "Cold" clears every cache of this library before each call, "warm" asks
-for one update more than the call before, as a monitor does after every update. Relative errors refer to stored values
+Each method has a process of its own, one runs at a time, and they take turns in every round. In its turn a method
+answers the same question for 50 ms, or once if it takes longer. A figure is the median over turns of their medians, in
+milliseconds; a method that takes more than a second has one turn, and one that exceeds the limit is killed, and skipped
+for the targets that follow. "Cold" clears every cache of this library before each call. "Ledger" records one update
+more and reads epsilon, as a monitor does after every update. Relative errors refer to stored values
 of 40-digit arithmetic, which ``--reference`` computes again. A method is tight in a case if its epsilon is at most 1e-6
 above the truth and at most 1e-9 below it, relative to the truth.
 """

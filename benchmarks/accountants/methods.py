@@ -15,6 +15,7 @@ from typing import Any
 from accountants.exact import Phases
 
 Method = Callable[[Phases, float], float]
+_READ_BEFORE = 5  # updates after each of which a ledger has been read
 
 
 def ours(phases: Phases, delta: float) -> float:
@@ -29,9 +30,24 @@ def ours_cold(phases: Phases, delta: float) -> float:
     return ours(phases, delta)
 
 
-def ours_warm(phases: Phases, delta: float) -> float:
-    """This library after the same run with one update less, as a monitor asks; :func:`remember` is called before."""
-    return ours(phases, delta)
+def ours_ledger(phases: Phases, delta: float) -> Callable[[], float]:
+    """A ledger that has been read after each of the last few updates: records the last one, and reads."""
+    from lightning_dp.accounting import Gaussian, Ledger, PoissonSampled
+
+    ledger = Ledger()
+    *before, (q, sigma, n) = phases
+    for rate, noise, updates in before:
+        ledger.record(PoissonSampled(Gaussian(noise), rate), count=updates)
+    step = PoissonSampled(Gaussian(sigma), q)
+    ledger.record(step, count=n - _READ_BEFORE)
+
+    def read() -> float:
+        ledger.record(step)
+        return ledger.epsilon(delta)
+
+    for _ in range(_READ_BEFORE - 1):
+        read()
+    return read
 
 
 def opacus_rdp(phases: Phases, delta: float) -> float:
@@ -113,7 +129,7 @@ def opake_native() -> ModuleType:
 
 METHODS: dict[str, Method] = {
     "ours cold": ours_cold,
-    "ours warm": ours_warm,
+    "ours ledger": lambda phases, delta: ours_ledger(phases, delta)(),
     "Opacus rdp": opacus_rdp,
     "Opacus prv": opacus_prv,
     "dp_acc. RDP": google_rdp,
@@ -121,16 +137,22 @@ METHODS: dict[str, Method] = {
     "PLD 1e-4": functools.partial(google_pld, spacing=1e-4),
     "opake": opake,
 }
-OURS = ("ours cold", "ours warm")
+OURS = ("ours cold", "ours ledger")
 
 
-def prepare(method: str, phases: Phases, delta: float) -> None:
-    """Brings this library's memory into the state that ``method`` is about; others remember nothing."""
+def prepared(method: str, task: str, arguments: tuple[Any, ...]) -> Callable[[], float]:
+    """The call whose time is taken; all that this library remembers is cleared before, others remember nothing.
+
+    Args:
+        method: One of :data:`METHODS`.
+        task: ``"epsilon"`` or ``"calibrate"``.
+        arguments: Phases and delta, or those of :func:`calibrate_ours`.
+    """
     if method in OURS:
         forget()
-    if method == "ours warm":
-        *before, (q, sigma, n) = phases
-        ours((*before, (q, sigma, n - 1)), delta)
+    if task == "calibrate":
+        return functools.partial(CALIBRATIONS[method], *arguments)
+    return ours_ledger(*arguments) if method == "ours ledger" else functools.partial(METHODS[method], *arguments)
 
 
 def forget() -> None:

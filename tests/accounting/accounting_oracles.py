@@ -32,6 +32,13 @@ def exact_log_delta(q, sigma, count, epsilon, removing, c, spacing, nodes, step=
         return float(mp.log(total * spacing / mp.pi))
 
 
+def exact_gaussian_delta(mu, epsilon):
+    """Delta of the Gaussian mechanism, as an mpmath number (Balle and Wang, 2018, Theorem 8)."""
+    with mp.workdps(50):
+        mu, epsilon = mp.mpf(mu), mp.mpf(epsilon)
+        return mp.ncdf(mu / 2 - epsilon / mu) - mp.exp(epsilon) * mp.ncdf(-mu / 2 - epsilon / mu)
+
+
 def direct_log_delta(q, sigma, count, epsilon, c, spacing, nodes, step=0.01):
     """As :func:`exact_log_delta` when removing a record, in double precision, on a grid that resolves everything."""
     x = np.arange(-13, 13 + (2 + c) / sigma, step)

@@ -4,14 +4,23 @@ import math
 import time
 from pathlib import Path
 
+import mpmath as mp
 import pytest
-from accounting_oracles import brute_force_delta, direct_log_delta, exact_log_delta, pld_accountant
+from accounting_oracles import (
+    brute_force_delta,
+    direct_log_delta,
+    exact_gaussian_delta,
+    exact_log_delta,
+    pld_accountant,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from lightning_dp.accounting.mechanisms import Composition, Gaussian, PoissonSampled
+from lightning_dp.accounting.profile.closed_form import step_delta
+from lightning_dp.accounting.profile.losses import SampledGaussianLoss
 
 REFERENCE = json.loads((Path(__file__).parent / "reference_epsilon.json").read_text())["cases"]
 TABLE = [
@@ -129,6 +138,39 @@ def test_unsampled_composition_is_the_analytic_gaussian(mu, delta):
     expected = brentq(excess, 0, mu**2 + 20 * mu, xtol=1e-14) if excess(0) > 0 else 0.0
     value = (4 * Gaussian(2 / mu)).epsilon(delta)
     assert value == pytest.approx(expected, rel=1e-7)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.floats(-4, 5), st.floats(-300, -0.5), st.floats(0, 3))
+@example(math.log10(5434.9786924964665), -15.0, 14807664.739995265 / 5434.9786924964665 / (5434.9786924964665 / 2 + 5))
+def test_plain_gaussians_contain_the_50_digit_truth(log_mu, log_delta, place):
+    profile = Gaussian(10**-log_mu).profile()
+    mu = 1 / 10**-log_mu  # as the mechanism divides
+    epsilon = place * mu * (mu / 2 + 5)
+    lower, upper = profile.delta_interval(epsilon)
+    assert lower <= exact_gaussian_delta(mu, epsilon) <= max(upper, 1e-300)
+    lower, upper = profile.epsilon_interval(10**log_delta)
+    assert exact_gaussian_delta(mu, upper) <= 10**log_delta
+    assert lower == 0 or exact_gaussian_delta(mu, lower) >= 10**log_delta
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.floats(-9, -1e-6), st.floats(-2, 4), st.floats(0, 1))
+def test_one_step_contains_the_50_digit_truth(log_q, log_sigma, place):
+    q, sigma = 10**log_q, 10**log_sigma
+    with mp.workdps(50):
+        rate, mu = mp.mpf(q), 1 / mp.mpf(sigma)
+        for direction, largest in (("remove", min(600, float(mu) ** 2 + 9 * float(mu))), ("add", -math.log1p(-q))):
+            epsilon = mp.mpf(place * largest)
+            if direction == "remove":
+                exact = rate * exact_gaussian_delta(mu, mp.log1p(mp.expm1(epsilon) / rate))
+            else:
+                ratio = 1 + mp.expm1(-epsilon) / rate
+                left = 1 - (1 - rate) * mp.exp(epsilon)
+                exact = left * exact_gaussian_delta(mu, -mp.log(ratio)) if ratio > 0 else 0
+            loss = SampledGaussianLoss(q, sigma, direction)
+            lower, upper = (step_delta(loss, float(epsilon), sign) for sign in (-1, 1))
+            assert lower <= exact <= max(upper, 1e-300)
 
 
 def test_sampling_everything_is_the_plain_mechanism():

@@ -60,7 +60,7 @@ def _direction_epsilon(composed: Composed, delta: float, known: float) -> Interv
         return Interval(math.inf, math.inf)
     if composed.is_plain:
         return _inverse(
-            lambda at: _around(gaussian_delta(composed.mu, at), composed.mu),
+            lambda at: _gaussian_delta(composed.mu, at),
             gaussian_epsilon(composed.mu, delta),
             delta,
         )
@@ -84,7 +84,7 @@ def _direction_delta(composed: Composed, epsilon: float, known: float) -> Interv
     if ceiling <= max(known, _NEGLIGIBLE):
         return Interval(0.0, ceiling)
     if composed.is_plain:
-        return _around(gaussian_delta(composed.mu, epsilon), composed.mu)
+        return _gaussian_delta(composed.mu, epsilon)
     if composed.is_one_step:
         return _step_delta(composed.sampled[0][0], epsilon)
     if composed.is_one_atomic:
@@ -92,20 +92,20 @@ def _direction_delta(composed: Composed, epsilon: float, known: float) -> Interv
     return _best(DELTA_METHODS, composed.parts(), epsilon, Interval(0.0, ceiling), max(known, _NEGLIGIBLE))
 
 
-def _around(value: float, mu: float) -> Interval:
-    """The interval of a closed form that was rounded up: two tails are subtracted, ``mu`` apart."""
-    return Interval(max(0.0, value * (1 - 1e-9 - 1e-13 / mu)), value)
+def _gaussian_delta(mu: float, epsilon: float) -> Interval:
+    return Interval(gaussian_delta(mu, epsilon, sign=-1), gaussian_delta(mu, epsilon))
 
 
 def _step_delta(step: SampledGaussianLoss, epsilon: float) -> Interval:
-    """One sampled step; when replacing a record, both tails may cancel even more."""
-    value = _around(step_delta(step, epsilon), 1 / step.sigma)
+    """One sampled step; when replacing a record, both tails may cancel more than rounding bounds say."""
     exact = step.direction != "replace" or (epsilon < 700 and step.sigma < 100)
-    return value if exact else Interval(0.0, value.upper)
+    return Interval(step_delta(step, epsilon, sign=-1) if exact else 0.0, step_delta(step, epsilon))
 
 
 def _atomic_delta(loss: AtomicLoss, epsilon: float) -> Interval:
-    return _around(float(atomic_delta(loss, np.array([epsilon]))[0]), 1.0)
+    """One discrete loss, rounded up: terms of one sign are added."""
+    value = float(atomic_delta(loss, np.array([epsilon]))[0])
+    return Interval(max(0.0, value * (1 - 1e-9)), value)
 
 
 def _inverse(profile: Callable[[float], Interval], upper: float, delta: float) -> Interval:

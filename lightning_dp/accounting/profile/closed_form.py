@@ -1,6 +1,7 @@
 """Closed-form privacy profiles: the Gaussian mechanism and one Poisson-sampled Gaussian step.
 
-All bounds are rounded outwards, so that a profile is never reported below its true value.
+All bounds are rounded outwards, so that a profile is never reported below its true value; with ``sign=-1`` they are
+rounded to the other side, and bound it from below.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from scipy.special import erfcx, log_ndtr, ndtr
 from lightning_dp.accounting.profile.losses import Floats, SampledGaussianLoss
 
 _ROUNDING = 4e-15
+_NEWTON_STEPS = 60
 
 
 def normal_cells(edges: Floats) -> Floats:
@@ -27,38 +29,59 @@ def normal_cells(edges: Floats) -> Floats:
     return np.asarray(np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low)), dtype=np.float64)
 
 
-def gaussian_delta(mu: float, epsilon: float) -> float:
+def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
     """Profile of the pair N(mu, 1) against N(0, 1) (Balle and Wang, 2018, Theorem 8).
-
-    Written with the scaled complementary error function, so that values down to the smallest float keep their digits.
 
     Args:
         mu: Sensitivity over standard deviation, at least 0; ``inf`` is the mechanism without noise.
         epsilon: At least 0.
+        sign: 1 for a value that is not too small, -1 for one that is not too large.
     """
     if mu == 0 or math.isinf(mu):
         return 0.0 if mu == 0 else 1.0
+    return _gaussian_delta_and_slope(mu, epsilon, sign)[0]
+
+
+def _gaussian_delta_and_slope(mu: float, epsilon: float, sign: int = 1) -> tuple[float, float]:
+    """Delta, and the derivative of its logarithm with respect to epsilon.
+
+    Written with the scaled complementary error function, so that values down to the smallest float keep their digits.
+    """
     near, far = (epsilon / mu - mu / 2) / math.sqrt(2), (epsilon / mu + mu / 2) / math.sqrt(2)
     tail = float(erfcx(far))
+    # PRIVACY: `near` is a difference of two numbers, whose rounding is relative to their sum.
     if near < 0:
-        head = math.erfc(near)
-        return min(1.0, (head - math.exp(-near * near) * tail) / 2 + _ROUNDING * head)
-    head = float(erfcx(near)) * (1 + _ROUNDING)
-    return min(1.0, math.exp(-near * near * (1 - _ROUNDING)) * (head - tail) / 2 + math.ulp(0.0))
+        gauss = math.exp(-near * near)
+        head, lost = math.erfc(near), gauss * tail
+        delta = (head - lost) / 2 + sign * _ROUNDING * (head + far * gauss)
+        return min(1.0, max(0.0, delta)), -lost / (head - lost)
+    head = float(erfcx(near)) * (1 + sign * _ROUNDING * (1 + near * far))
+    delta = math.exp(-near * near) * (head - tail) / 2 + sign * 2 * math.ulp(0.0)
+    return min(1.0, max(0.0, delta)), -tail / (head - tail) if head > tail else -math.inf
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Smallest ``epsilon >= 0`` whose :func:`gaussian_delta` is at most ``delta``.
 
-    The search starts from the zCDP bound ``mu**2 / 2 + mu * sqrt(2 * log(1 / delta))`` (Bun and Steinke, 2016,
-    Proposition 1.3), which is valid by itself.
+    Newton's method from the zCDP bound ``mu**2 / 2 + mu * sqrt(2 * log(1 / delta))`` (Bun and Steinke, 2016,
+    Proposition 1.3). Delta is a convolution of log-concave functions of epsilon and so log-concave itself: tangents of
+    its logarithm lie above it, and all iterates above the answer.
     """
-    if math.isinf(mu):
-        return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    high = mu * (mu / 2 + math.sqrt(-2 * math.log(delta))) * (1 + _ROUNDING)
-    return smallest(lambda epsilon: gaussian_delta(mu, epsilon), delta, high)
+    epsilon = high = mu * (mu / 2 + math.sqrt(-2 * math.log(delta))) * (1 + _ROUNDING)
+    if math.isinf(high):
+        return math.inf
+    for _ in range(_NEWTON_STEPS):
+        value, slope = _gaussian_delta_and_slope(mu, epsilon)
+        if value > delta:  # by rounding alone
+            break
+        high, epsilon = epsilon, epsilon - math.log(value / delta) / slope if slope else 0.0
+        if not 0 < epsilon < high:
+            return high
+    else:
+        return high
+    return smallest(lambda epsilon: gaussian_delta(mu, epsilon), delta, high, epsilon)
 
 
 def smallest(profile: Callable[[float], float], delta: float, high: float, low: float = 0.0) -> float:
@@ -90,34 +113,41 @@ def smallest(profile: Callable[[float], float], delta: float, high: float, low: 
     return high
 
 
-def step_delta(loss: SampledGaussianLoss, epsilon: float) -> float:
+def step_delta(loss: SampledGaussianLoss, epsilon: float, sign: int = 1) -> float:
     """Exact profile of one Poisson-sampled Gaussian (Li, Qardaji and Su, 2012, generalised).
 
     Removing: ``(1-q)Q + qP - e^eps Q = q (P - e^eps' Q)`` with ``e^eps' = 1 + (e^eps - 1) / q``.
     Adding: ``Q - e^eps ((1-q)Q + qP) = (1 - (1-q) e^eps) (Q - P / r)`` with ``r = 1 + (e^-eps - 1) / q``.
     Replacing: outputs above the one whose loss is ``eps``; the loss increases with the output.
+
+    Args:
+        loss: The step.
+        epsilon: At least 0.
+        sign: As for :func:`gaussian_delta`.
     """
     q, mu = loss.sampling_rate, 1 / loss.sigma
     if loss.direction == "remove":
-        return q * gaussian_delta(mu, _amplified(q, epsilon))
-    if loss.direction == "add":
-        excess = epsilon + math.log1p(-q)
-        if excess >= 0:
-            return 0.0
-        slack = 1 + _ROUNDING * (1 + epsilon) / -excess
-        ratio = min(1.0, -math.exp(-epsilon) * math.expm1(excess) / q * slack)
-        return min(1.0, -math.expm1(excess) * gaussian_delta(mu, -math.log(ratio)) * slack)
-    return _replaced_delta(loss, epsilon)
+        return q * gaussian_delta(mu, _amplified(q, epsilon), sign)
+    if loss.direction == "replace":
+        return _replaced_delta(loss, epsilon, sign)
+    excess = epsilon + math.log1p(-q)
+    if excess >= 0:
+        return 0.0
+    slack = 1 + sign * _ROUNDING * (1 + epsilon) / -excess
+    ratio = min(1.0, -math.exp(-epsilon) * math.expm1(excess) / q * slack)
+    if ratio <= 0:
+        return 0.0
+    return min(1.0, -math.expm1(excess) * gaussian_delta(mu, -math.log(ratio), sign) * slack)
 
 
-def _replaced_delta(loss: SampledGaussianLoss, epsilon: float) -> float:
+def _replaced_delta(loss: SampledGaussianLoss, epsilon: float, sign: int) -> float:
     q, mu = loss.sampling_rate, 1 / loss.sigma
     x = float(replacing_output(loss, np.array([epsilon]))[0])
     present, absent = q * float(ndtr(mu - x)), (1 - q) * math.expm1(min(epsilon, 700.0)) * float(ndtr(-x))
     tail = float(log_ndtr(-x - mu))
     mirrored = q * math.exp(epsilon + tail) if epsilon < 700 else 0.0
     slack = _ROUNDING * (1 + epsilon + abs(tail)) * (present + absent + mirrored)
-    return min(1.0, max(0.0, present - absent - mirrored) + slack)
+    return min(1.0, max(0.0, max(0.0, present - absent - mirrored) + sign * slack))
 
 
 def replacing_output(loss: SampledGaussianLoss, values: Floats) -> Floats:

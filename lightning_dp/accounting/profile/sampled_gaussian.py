@@ -144,7 +144,7 @@ class Step:
     @property
     def whole(self) -> Step:
         """The step without its split."""
-        return replace(self, split=math.inf)
+        return replace(self, split=math.inf) if self.is_split else self
 
     @property
     def farthest_shift(self) -> float:

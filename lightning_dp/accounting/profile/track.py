@@ -22,7 +22,7 @@ from lightning_dp.accounting.profile.losses import Complexes, Floats
 
 HORIZON = 64  # updates that a track is followed
 _LARGEST_REST = 1e-11  # of the sum, that the polynomial may leave out
-_LARGEST_EXCESS = 1e-7  # of the sum, that all bounds together may add
+_LARGEST_EXCESS = 3e-7  # of the sum, that all bounds together may add
 _CLOSE = 1e-13  # distance in log delta at which epsilon is found
 _TURN = 2e-15  # bound of the rounding of a factor, for each unit of its exponent
 _TRIES = 4  # expansions until one is close enough
