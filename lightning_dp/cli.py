@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ def epsilon(options: argparse.Namespace) -> None:
         sampling_rate=options.sampling_rate,
         batch_size=options.batch_size,
         num_records=options.num_records,
-        num_updates=_validate.optional(_validate.integer, "updates", options.updates, minimum=0),
+        num_updates=_validate.optional(_validate.integer, "num_updates", options.updates, minimum=0),
         epochs=options.epochs,
         spent=None if options.spent is None else _read_spent(options.spent),
         adjacency=options.adjacency,
@@ -158,10 +159,17 @@ def _calculate(command: str, arguments: list[str]) -> None:
         usage=_CALCULATOR_USAGE[command],
     )
     add_arguments(parser)
+    options = parser.parse_args(arguments)
     try:
-        function(parser.parse_args(arguments))
+        function(options)
     except PrivacyError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
+        parser.exit(2, f"{parser.prog}: error: {_with_options(str(error), options)}\n")
+
+
+def _with_options(message: str, options: argparse.Namespace) -> str:
+    """A message about arguments of a Python function, with the names of the options instead."""
+    names = {name: f"--{name.replace('_', '-')}" for name in vars(options)} | {"num_updates": "--updates"}
+    return re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), message)
 
 
 def _lightning(arguments: list[str] | None) -> None:

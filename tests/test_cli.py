@@ -21,23 +21,18 @@ def test_epsilon_prints_the_accountants_number(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "name"),
-    [
-        ("--noise-multiplier", "-1", "noise_multiplier"),
-        ("--sampling-rate", "1.5", "sampling_rate"),
-        ("--updates", "-3", "updates"),
-        ("--delta", "1", "delta"),
-    ],
+    ("option", "value"),
+    [("--noise-multiplier", "-1"), ("--sampling-rate", "1.5"), ("--updates", "-3"), ("--delta", "1")],
 )
 def test_epsilon_names_a_value_that_is_out_of_range(
-    option: str, value: str, name: str, capsys: pytest.CaptureFixture[str]
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"--noise-multiplier": "1", "--sampling-rate": "0.01", "--updates": "10", "--delta": "1e-5"}
     options[option] = value
     with pytest.raises(SystemExit) as stop:
         main(["epsilon", *(f"{key}={text}" for key, text in options.items())])
     assert stop.value.code == 2
-    assert f"`{name}`" in capsys.readouterr().err
+    assert f"error: {option} " in capsys.readouterr().err
 
 
 def run(line: str) -> None:
@@ -109,7 +104,7 @@ def test_epsilon_reads_the_ledgers_own_adjacency(
     ("options", "message"),
     [
         ("--epsilon 3 --delta 1e-5", "Leave out exactly one"),
-        ("--epsilon 3 --delta 1e-5 --batch-size 5 --updates 7", "`num_records`"),
+        ("--epsilon 3 --delta 1e-5 --batch-size 5 --updates 7", "--num-records"),
         ("--epsilon 1 --delta 1e-5 --sampling-rate 1 --noise-multiplier 1", "Choose a target above 4.37718"),
         ("--delta 1e-5 --sampling-rate 1 --noise-multiplier 1 --updates 1 --spent missing.json", "missing.json"),
         ("--delta 1e-5 --sampling-rate 1 --noise-multiplier 1 --updates 1 --spent {list}", "kind"),

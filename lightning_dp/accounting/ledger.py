@@ -94,6 +94,10 @@ class Ledger:
         self._odometer = RenyiOdometer(adjacency=self.adjacency, rows_per_unit=self.rows_per_unit)
         self._not_in_odometer: dict[SingleMechanism, int] = {}
 
+    def __repr__(self) -> str:
+        released = Composition(tuple(self._totals.items()))
+        return f"Ledger({released!r}, adjacency={self.adjacency!r}, unit={self.unit!r}, stamps={len(self._stamps)})"
+
     def record(
         self,
         mechanism: Mechanism,

@@ -301,3 +301,10 @@ def test_a_filter_counts_all_rows_of_a_unit() -> None:
     budget = ledger.filter(epsilon=8.0, delta=1e-5)
     budget.spend(Gaussian(50.0))
     assert budget.spent == pytest.approx(odometer_reading(1e-5, (10.0, 4)), rel=1e-12)
+
+
+def test_repr_shows_what_was_released_to_whom():
+    ledger = Ledger(adjacency="replace_one", unit="user")
+    ledger.record(Gaussian(2.0), count=3)
+    shown = "Ledger(Composition(parts=((Gaussian(noise_multiplier=2.0), 3),)), adjacency='replace_one', unit='user'"
+    assert repr(ledger).startswith(shown)
