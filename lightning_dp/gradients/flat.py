@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -24,9 +25,7 @@ class FlatGradient:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        dtype, device = torch.float32, None
-        for parameter in parameters.values():
-            dtype, device = torch.promote_types(dtype, parameter.dtype), parameter.device
+        dtype, device = _widest(parameters.values()), next(iter(parameters.values())).device
         self.used: set[str] = set()
         self.vector = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=dtype, device=device)
         pieces = torch.split(self.vector, [p.numel() for p in parameters.values()])
@@ -34,7 +33,8 @@ class FlatGradient:
 
     def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Whether it is laid out for these parameters."""
-        return list(self.views) == list(parameters) and all(
+        alike = list(self.views) == list(parameters) and self.vector.dtype == _widest(parameters.values())
+        return alike and all(
             view.shape == parameter.shape and view.device == parameter.device
             for view, parameter in zip(self.views.values(), parameters.values(), strict=True)
         )
@@ -70,3 +70,8 @@ class FlatGradient:
         """Makes the views the gradients of the parameters, in their own types."""
         for parameter, view in zip(parameters, self.views.values(), strict=True):
             parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+
+
+def _widest(parameters: Iterable[nn.Parameter]) -> torch.dtype:
+    """A type that holds the numbers of all parameters, float32 at least."""
+    return functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)

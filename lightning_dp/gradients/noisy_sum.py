@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.clipping import ClippingRule
 from lightning_dp.gradients.engine import GradientEngine
 from lightning_dp.gradients.flat import FlatGradient
@@ -86,6 +87,12 @@ class ClippedSum:
 
     def _sum(self) -> FlatGradient:
         if self._raw is None or not self._raw.fits(self.engine.parameters):
+            if self._raw is not None and self._raw.used:
+                raise UnsupportedModelError(
+                    "Parameters were frozen, unfrozen, moved or cast between two batches of one update, and the sum of"
+                    " its first batches is for the others. Do that in `on_train_epoch_start`, or when"
+                    " `trainer.global_step` has changed."
+                )
             self._raw = FlatGradient(self.engine.parameters)
         return self._raw
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients import BookKeepingEngine
+from lightning_dp.gradients.flat import FlatGradient
 
 
 class Attention(nn.Module):
@@ -108,3 +109,31 @@ def test_hooks_of_the_user_that_change_an_output_come_after_ours() -> None:
     batch = torch.randn(5, 4, dtype=torch.float64), torch.randint(3, (5,))
     total, _ = engine_sum(BookKeepingEngine(module), batch)
     assert torch.allclose(total, clipped(loop_over_records(module, batch), 0.1), atol=1e-13)
+
+
+class OneNumber(nn.Module):
+    """Its own scale of a loss that it averages itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.scale * x).square().mean()
+
+
+def test_a_layer_that_puts_out_one_number_for_all_records_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), OneNumber())
+    engine = BookKeepingEngine(model)
+    engine.attach()
+    loss = model(torch.randn(4, 3))
+    engine.prepare(loss)
+    with pytest.raises(UnsupportedModelError, match=r"`1` .OneNumber. .* one number for the whole batch"):
+        engine.backward(loss)
+
+
+def test_a_sum_for_parameters_of_another_type_does_not_fit() -> None:
+    layer = nn.Linear(3, 2)
+    flat = FlatGradient(dict(layer.named_parameters()))
+    assert flat.fits(dict(layer.named_parameters()))
+    assert not flat.fits(dict(layer.double().named_parameters()))

@@ -1,5 +1,6 @@
 """Rules of layers against a loop that differentiates one record at a time."""
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -281,18 +282,36 @@ def test_a_norm_over_records_is_refused() -> None:
 # -- Gram matrices ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(40, 40), nn.Conv1d(40, 40, 1)], ids=["linear", "convolution"])
-def test_privacy_gram_norms_survive_cancellation(layer: nn.Module) -> None:
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(40, 40), (3, 2, 40)),
+        (nn.Linear(8, 8), (3, 100, 8)),
+        (nn.Conv1d(40, 40, 1), (3, 40, 2)),
+        (nn.Conv2d(4, 6, 3, groups=2), (3, 4, 14, 12)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("spread", [1e-2, 1e-4, 1e-6])
+def test_privacy_norms_bound_sums_whose_terms_cancel(layer: nn.Module, shape: tuple[int, ...], spread: float) -> None:
+    """All positions hold nearly the same, and their output gradients add up to nothing."""
     torch.manual_seed(0)
-    x, gradient = torch.randn(3, 2, 40), torch.randn(3, 1, 40)
-    x[:, 1] = x[:, 0] * (1 + 1e-4 * torch.randn(3, 40))
-    gradient = torch.cat([gradient, -gradient], 1)
-    if isinstance(layer, nn.Conv1d):
-        x, gradient = x.transpose(1, 2), gradient.transpose(1, 2)
+    positions = [1] if isinstance(layer, nn.Linear) else [*range(2, len(shape))]
+    x = torch.randn(shape).mean(positions, keepdim=True) + spread * torch.randn(shape)
+    gradient = torch.randn(layer(x).shape)
+    gradient -= gradient.mean(positions, keepdim=True)
     use = uses_of(layer, (x,), gradient)["weight"]
-    exact = uses_of(layer.double(), (x.double(),), gradient.double())["weight"].rows().flatten(1).square().sum(1)
-    assert "gram" in use.methods
-    torch.testing.assert_close(use.start("gram", Workspace())[0].double(), exact, rtol=1e-4, atol=0)
+    wide = copy.deepcopy(layer).double()
+    exact = uses_of(wide, (x.double(),), gradient.double())["weight"].rows().flatten(1).square().sum(1)
+    for method in use.methods:
+        squares, rest = use.start(method, Workspace())
+        if "rows" not in method and method != "native":  # those sum what they took the norm of
+            torch.testing.assert_close(squares.double(), exact, rtol=1e-5, atol=0)
+        for record in range(shape[0]):
+            weights, total = torch.zeros(shape[0]), torch.zeros(use.shape)
+            weights[record] = squares[record].rsqrt()
+            rest.add_to(total, weights, Workspace())
+            assert total.norm() == pytest.approx(1, abs=1e-5)
 
 
 # -- records that are not finite -------------------------------------------------------------------------------------

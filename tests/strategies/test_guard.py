@@ -127,6 +127,19 @@ def test_a_module_that_turns_bad_later_is_stopped(
     assert 1 <= trainer.strategy.ledger.num_updates <= 5
 
 
+class FreezesInsideAnUpdate(Lit):
+    """Freezes its first layer between two batches of one update."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.net[0].requires_grad_(batch_idx % 2 == 1)
+
+
+def test_a_layer_frozen_between_batches_of_one_update_is_refused(make_private_trainer: TrainerFactory) -> None:
+    trainer = make_private_trainer(accumulate_grad_batches=2)
+    with pytest.raises(errors.UnsupportedModelError, match="between two batches of one update"):
+        trainer.fit(FreezesInsideAnUpdate(), make_loader())
+
+
 def test_parameters_added_to_the_optimizer_are_not_moved_by_raw_gradients(make_private_trainer: TrainerFactory) -> None:
     module = AddsParametersLater()
     with pytest.raises(errors.UnsupportedModelError):

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from typing_extensions import override
 
-from lightning_dp.gradients.layers.outer import gram_squares
+from lightning_dp.gradients.layers.cancelled import SumOfTerms
+from lightning_dp.gradients.layers.outer import gram_squares, is_lost
 from lightning_dp.gradients.layers.registry import LayerForward, register_layer, without_batch
 from lightning_dp.gradients.layers.use import Permuted, Rows, Use, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces, scratch_bytes
@@ -50,7 +51,7 @@ def convolution(forward: LayerForward) -> dict[str, Use]:
     return uses
 
 
-class Convolved(Use):
+class Convolved(SumOfTerms):
     """The weight of a convolution.
 
     Args:
@@ -92,10 +93,14 @@ class Convolved(Use):
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
         if method == "gram":
-            return self._by_gram(workspace), self
-        if method.startswith("native"):
-            return self._by_library(workspace, method == "native")
-        return self._by_product(workspace, method == "rows")
+            squares, doubtful = self._by_gram(workspace)
+            return squares, self.mended(squares, doubtful)
+        kept = not method.endswith("twice")
+        found = self._by_library(workspace, kept) if method.startswith("native") else self._by_product(workspace, kept)
+        if kept:
+            return found
+        squares, repeated = found[0], self.shape[2:].numel()
+        return squares, self.mended(squares, is_lost(squares, self.a, self.b, repeated))
 
     @override
     def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:
@@ -108,7 +113,12 @@ class Convolved(Use):
         return self._by_product(Workspace(), kept=True)[1].rows()
 
     @override
-    def only(self, kept: Tensor) -> Use:
+    def exact_rows(self, records: Tensor) -> Tensor:
+        a, b = self.a[records].double(), self.b[records].double()
+        return Convolved(a, b, self.geometry, self.shape, self.name).rows()
+
+    @override
+    def only(self, kept: Tensor) -> Convolved:
         return Convolved(zeroed(self.a, kept), zeroed(self.b, kept), self.geometry, self.shape, self.name)
 
     # -- rows by a product with the unfolded input -------------------------------------------------------------------
@@ -170,13 +180,15 @@ class Convolved(Use):
             a.storage_offset(),
         )
 
-    def _by_gram(self, workspace: Workspace) -> Tensor:
-        norms = torch.empty(self.records, dtype=self.dtype, device=self.device)
+    def _by_gram(self, workspace: Workspace) -> tuple[Tensor, Tensor]:
+        norms = self.a.new_empty(self.records)
+        doubtful = norms.new_empty(self.records, dtype=torch.bool)
         for part in self._parts():
             a, b = self._unfolded(part, workspace)
-            squares = gram_squares(a.transpose(1, 2), b.transpose(1, 2), workspace)
+            squares, lost = gram_squares(a.transpose(1, 2), b.transpose(1, 2), workspace)
             norms[part] = squares.view(-1, self.geometry.groups).sum(1)
-        return norms
+            doubtful[part] = lost.view(-1, self.geometry.groups).any(1)
+        return norms, doubtful
 
     # -- rows by the weight gradient of the convolution library ------------------------------------------------------
 

@@ -88,9 +88,9 @@ class Lookup(Use):
     def only(self, kept: Tensor) -> Lookup:
         return Lookup(self.tokens, zeroed(self.values, kept), self.shape, self.padding)
 
-    def part(self, records: slice) -> Lookup:
-        """The same of some records."""
-        return Lookup(self.tokens[records], self.values[records], self.shape, self.padding)
+    def exact_rows(self, records: Tensor) -> Tensor:
+        """The gradients of some records in float64, ``(some, vocabulary, width)``."""
+        return Lookup(self.tokens[records], self.values[records].double(), self.shape, self.padding).rows()
 
     def _collapsed(self) -> Collapsed:
         owners = torch.arange(self.records, device=self.device).repeat_interleave(self.tokens.shape[1])

@@ -39,7 +39,14 @@ def by_vectorized_backward(forward: LayerForward) -> dict[str, Use]:
     Raises:
         UnsupportedModelError: The layer draws random numbers, writes in place, or cannot be vectorized otherwise.
     """
-    layer, records = forward.layer, len(forward.gradient)
+    layer = forward.layer
+    if forward.gradient.dim() == 0:
+        raise UnsupportedModelError(
+            f"`{forward.path}` ({type(layer).__name__}) has parameters of its own and puts out one number for the whole"
+            " batch, so the gradient of one record cannot be separated in it. Let it put out one row for each record,"
+            " and average outside, or freeze its parameters."
+        )
+    records = len(forward.gradient)
     arguments = list(forward.inputs), dict(forward.keywords)
     long = [*(_has(records, x) for x in arguments[0]), *(_has(records, x) for x in arguments[1].values())]
     first = [many and not any(long[:i]) for i, many in enumerate(long)]

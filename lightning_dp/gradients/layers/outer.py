@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_dp.gradients.layers.cancelled import SumOfTerms
 from lightning_dp.gradients.layers.use import Rows, Use, hidden, norm_bound, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces
 
 CANCELLED = 0.02  # share of the terms of a Gram sum that must be left for it to be exact to 1e-5
+_LOST = 1e-4  # the same for a sum of products, as a share of the square of what it would be if all were parallel
 _CPU_BATCH = 8  # times the scratch memory of a processor
 
 
-class Outer(Use):
+class Outer(SumOfTerms):
     """The weight of a linear layer.
 
     Args:
@@ -62,9 +64,11 @@ class Outer(Use):
         if method == "product":
             return norm_bound(self.a).mul_(norm_bound(self.b)).square_(), self
         if method == "gram":
-            return gram_squares(self.a, self.b, workspace), self
+            squares, doubtful = gram_squares(self.a, self.b, workspace)
+            return squares, self.mended(squares, doubtful)
         if method == "twice":
-            return self._by_pieces(workspace), self
+            squares = self._by_pieces(workspace)
+            return squares, self.mended(squares, is_lost(squares, self.a, self.b))
         rows = workspace.take(self.name, (self.records, self.b.shape[2], self.a.shape[2]), self.a)
         torch.bmm(self.b.transpose(1, 2), self.a, out=rows)
         return squared(rows), Rows(rows.view(self.records, *self.shape))
@@ -102,12 +106,13 @@ class Outer(Use):
     def only(self, kept: Tensor) -> Outer:
         return Outer(zeroed(self.a, kept), zeroed(self.b, kept), self.shape, self.name)
 
-    def part(self, records: slice) -> Outer:
-        """The same of some records."""
-        return Outer(self.a[records], self.b[records], self.shape, self.name)
+    @override
+    def exact_rows(self, records: Tensor) -> Tensor:
+        rows = torch.bmm(self.b[records].double().transpose(1, 2), self.a[records].double())
+        return rows.view(len(records), *self.shape)
 
 
-def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> Tensor:
+def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """``|g|^2 = sum_ts (a_t . a_s) (b_t . b_s)``, without the gradient itself (Goodfellow, 2015).
 
     Args:
@@ -116,7 +121,7 @@ def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> Tensor:
         workspace: Memory.
 
     Returns:
-        Squared norms, ``(records,)``.
+        Squared norms, ``(records,)``, and where nearly all terms cancel, so that rounding decides.
     """
     size = len(a), a.shape[1], a.shape[1]
     products = torch.bmm(a, a.transpose(1, 2), out=workspace.take("gram a", size, a))
@@ -126,13 +131,21 @@ def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> Tensor:
     margin += _trace(products) * hidden(b.shape[1:].numel(), b.dtype) ** 2
     products.mul_(others)
     norms = products.sum((1, 2))
-    # PRIVACY: where nearly all terms cancel, rounding may leave far too small a norm, and the record would not be
-    # clipped. Those are computed again from their rows.
+    # PRIVACY: far too small a norm would leave the record unclipped.
     doubtful = norms < CANCELLED * products.abs_().sum((1, 2))
-    norms += margin
-    if bool(doubtful.any()):
-        norms[doubtful] = squared(torch.bmm(b[doubtful].transpose(1, 2), a[doubtful]))
-    return norms
+    return norms.add_(margin), doubtful
+
+
+def is_lost(squares: Tensor, a: Tensor, b: Tensor, repeated: int = 1) -> Tensor:
+    """Where so little is left of a sum of products that its rounding is no longer small beside it.
+
+    Args:
+        squares: Squared norms of the sums, ``(records,)``.
+        a: One factor, ``(records, ...)``.
+        b: The other one, ``(records, ...)``.
+        repeated: How often a number of ``a`` may occur in the products.
+    """
+    return squares < _LOST * repeated * squared(a) * squared(b)
 
 
 def _trace(products: Tensor) -> Tensor:

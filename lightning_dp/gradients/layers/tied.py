@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_dp.gradients.layers.outer import CANCELLED, Outer
+from lightning_dp.gradients.layers.cancelled import SumOfTerms
+from lightning_dp.gradients.layers.outer import CANCELLED, Outer, is_lost
 from lightning_dp.gradients.layers.use import Use, squared
 from lightning_dp.gradients.layers.workspace import Workspace, pieces
 
@@ -41,7 +42,7 @@ class Both(Use):
         return Both(self.first.only(kept), self.second.only(kept))
 
 
-class TiedHead(Both):
+class TiedHead(Both, SumOfTerms):
     """A table that serves as the weight of a linear layer, too.
 
     Args:
@@ -82,14 +83,16 @@ class TiedHead(Both):
         apart = found + written
         norms = apart + 2 * self._inner_products()
         # PRIVACY: where the two nearly cancel, rounding may leave far too small a norm, and the record would not be
-        # clipped. Those are computed again from their rows. NaN compares false, and stays.
-        for i in torch.nonzero(norms < CANCELLED * apart).flatten().tolist():
-            one = slice(i, i + 1)
-            norms[i] = squared(self.first.part(one).rows().add_(self.second.part(one).rows()))[0]
-        return norms, Both(table, head)
+        # clipped. NaN compares false, and stays.
+        doubtful = (norms < CANCELLED * apart) | is_lost(norms, self.second.a, self.second.b)
+        return norms, self.mended(norms, doubtful, Both(table, head))
 
     @override
-    def only(self, kept: Tensor) -> Use:
+    def exact_rows(self, records: Tensor) -> Tensor:
+        return self.first.exact_rows(records).add_(self.second.exact_rows(records))
+
+    @override
+    def only(self, kept: Tensor) -> TiedHead:
         return TiedHead(self.first.only(kept), self.second.only(kept))
 
     def _inner_products(self) -> Tensor:
