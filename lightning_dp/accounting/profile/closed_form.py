@@ -17,6 +17,7 @@ from lightning_dp.accounting.profile.losses import Floats, SampledGaussianLoss
 
 _ROUNDING = 4e-15
 _NEWTON_STEPS = 60
+_SMALLEST = 1e-290  # rounding is relative for numbers above
 
 
 def normal_cells(edges: Floats) -> Floats:
@@ -56,7 +57,7 @@ def _gaussian_delta_and_slope(mu: float, epsilon: float, sign: int = 1) -> tuple
         delta = (head - lost) / 2 + sign * _ROUNDING * (head + far * gauss)
         return min(1.0, max(0.0, delta)), -lost / (head - lost)
     head = float(erfcx(near)) * (1 + sign * _ROUNDING * (1 + near * far))
-    delta = math.exp(-near * near) * (head - tail) / 2 + sign * 2 * math.ulp(0.0)
+    delta = math.exp(-near * near) * (head - tail) / 2 + sign * _SMALLEST
     return min(1.0, max(0.0, delta)), -tail / (head - tail) if head > tail else -math.inf
 
 
@@ -130,9 +131,11 @@ def step_delta(loss: SampledGaussianLoss, epsilon: float, sign: int = 1) -> floa
         return q * gaussian_delta(mu, _amplified(q, epsilon), sign)
     if loss.direction == "replace":
         return _replaced_delta(loss, epsilon, sign)
-    excess = epsilon + math.log1p(-q)
-    if excess >= 0:
+    if epsilon >= loss.largest:
         return 0.0
+    excess = epsilon + math.log1p(-q)
+    if excess >= -_ROUNDING * epsilon:  # delta is at most 1 - (1-q) e^eps
+        return 2 * _ROUNDING * epsilon if sign > 0 else 0.0
     slack = 1 + sign * _ROUNDING * (1 + epsilon) / -excess
     ratio = min(1.0, -math.exp(-epsilon) * math.expm1(excess) / q * slack)
     if ratio <= 0:

@@ -36,7 +36,7 @@ _FEW_ELEMENTS = 4_000_000  # nodes in t times nodes in x, for lines without hits
 _MORE_ELEMENTS, _MOST_ELEMENTS = 30_000_000, 60_000_000  # the same with hits, for rough lines and for exact ones
 _ACCURATE, _ROUGH = 1e-8, 1e-2  # relative errors of delta
 _BELOW_BEST = 1  # rungs from the best order to a line without large losses
-_SHARES = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 3e-8, 1e-7, 3e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1)
+_SHARES = (1e-12, 1e-11, 1e-10, 1e-9, *(3e-9 * 2.0**k for k in range(26)))  # how far below the upper bound to look
 
 
 @dataclass(frozen=True)

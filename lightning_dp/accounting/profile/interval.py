@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 _ACCURATE = 3e-7  # relative width below which nothing is gained by a better method
+_CLOSE = 1e-3  # the same for a lattice, which takes a second
 
 
 class Interval(NamedTuple):
@@ -22,3 +23,8 @@ class Interval(NamedTuple):
     def is_accurate(self) -> bool:
         """Whether nothing is gained by a better method."""
         return math.isfinite(self.upper) and self.upper - self.lower <= _ACCURATE * self.upper
+
+    @property
+    def is_close(self) -> bool:
+        """Whether nothing is gained by a lattice."""
+        return math.isfinite(self.upper) and self.upper - self.lower <= _CLOSE * self.upper

@@ -46,8 +46,8 @@ class SampledGaussianLoss:
 
     @property
     def largest(self) -> float:
-        """Largest possible loss."""
-        return -math.log1p(-self.sampling_rate) if self.direction == "add" else math.inf
+        """Largest possible loss, rounded up."""
+        return -math.log1p(-self.sampling_rate) * (1 + 1e-15) if self.direction == "add" else math.inf
 
     @property
     def distance(self) -> float:

@@ -71,7 +71,7 @@ def _decomposed_epsilon(parts: Parts, delta: float, best: Interval, known: float
 
 def _limited_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
     """A fine lattice for small losses, with large ones counted exactly, for epsilon far below one step's loss."""
-    if not lattice.may_be_limited(parts):
+    if best.is_close or not lattice.may_be_limited(parts):
         return best
     least = -lattice.farthest_epsilon(parts, 0.0)
     chosen = None
@@ -90,11 +90,13 @@ def _limited_epsilon(parts: Parts, delta: float, best: Interval, known: float) -
 
 def _lattice_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
     """A loss distribution on a lattice, moved up."""
-    return Interval(0.0, lattice.epsilon(parts, delta))
+    return best if best.is_close else Interval(0.0, lattice.epsilon(parts, delta))
 
 
 def _lattice_lower_epsilon(parts: Parts, delta: float, best: Interval, known: float) -> Interval:
     """A loss distribution on a lattice, moved down."""
+    if best.is_close:
+        return best
     return Interval(min(lattice.epsilon(parts, delta, upper=False), best.upper), best.upper)
 
 
@@ -168,7 +170,7 @@ def _decomposed_delta(parts: Parts, epsilon: float, best: Interval, known: float
 
 def _limited_delta(parts: Parts, epsilon: float, best: Interval, known: float) -> Interval:
     """A fine lattice for small losses, with large ones counted exactly, for epsilon far below one step's loss."""
-    if not lattice.may_be_limited(parts):
+    if best.is_close or not lattice.may_be_limited(parts):
         return best
     limit = 4 * (epsilon - lattice.farthest_epsilon(parts, 0.0))
     upper, lower = (lattice.delta(parts, epsilon, upper=side, limit=limit) for side in (True, False))
@@ -177,11 +179,13 @@ def _limited_delta(parts: Parts, epsilon: float, best: Interval, known: float) -
 
 def _lattice_delta(parts: Parts, epsilon: float, best: Interval, known: float) -> Interval:
     """A loss distribution on a lattice, moved up."""
-    return Interval(0.0, lattice.delta(parts, epsilon))
+    return best if best.is_close else Interval(0.0, lattice.delta(parts, epsilon))
 
 
 def _lattice_lower_delta(parts: Parts, epsilon: float, best: Interval, known: float) -> Interval:
     """A loss distribution on a lattice, moved down."""
+    if best.is_close:
+        return best
     return Interval(min(lattice.delta(parts, epsilon, upper=False), best.upper), best.upper)
 
 

@@ -40,6 +40,7 @@ _PLACES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)  # above which outputs are to
 _FINE = 0.01  # spacing below which a better bound is looked for
 _NARROW = 4.0  # ratio of spacings from which on the line of integration is nearer to the axis
 _LARGEST = 340.0  # exponents are split there, so that squares stay in range
+_LEAST_NORMAL = 150.0  # x^2 - y^2 from which Phi(x + iy) is 1 to within 1e-32
 
 
 @dataclass(frozen=True)
@@ -296,11 +297,15 @@ def _growth_of_inverse(step: Step, power: float, angle: float, mixed: float, pla
 
 
 def log_normal(z: npt.NDArray[np.complexfloating[Any, Any]]) -> Complexes:
-    """``log Phi(z)``, also where ``Phi`` itself is too small for a float."""
+    """``log Phi(z)``, also where ``Phi`` itself is too small for a float; below 1e-32 it is 0."""
+    result = np.zeros(z.shape, dtype=np.complex128)
+    some = (z.real < 0) | (z.real**2 - z.imag**2 < _LEAST_NORMAL)
+    z = z[some]
     far = z.real < -5
     near = np.log(ndtr(np.where(far, 0.0, z)))
     away = np.where(far, z, -5.0)
-    return np.asarray(np.where(far, np.log(wofz(-1j * away / math.sqrt(2)) / 2) - away**2 / 2, near))
+    result[some] = np.where(far, np.log(wofz(-1j * away / math.sqrt(2)) / 2) - away**2 / 2, near)
+    return result
 
 
 @dataclass(frozen=True, eq=False)

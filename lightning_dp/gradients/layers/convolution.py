@@ -13,7 +13,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from typing_extensions import override
 
 from lightning_dp.gradients.layers.cancelled import SumOfTerms
-from lightning_dp.gradients.layers.outer import gram_squares, is_lost
+from lightning_dp.gradients.layers.outer import CANCELLED, gram_squares, is_lost, underflow
 from lightning_dp.gradients.layers.registry import LayerForward, register_layer, without_batch
 from lightning_dp.gradients.layers.use import Permuted, Rows, Use, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces, scratch_bytes
@@ -123,10 +123,11 @@ class Convolved(SumOfTerms):
 
     # -- rows by a product with the unfolded input -------------------------------------------------------------------
 
-    def _parts(self) -> Iterator[slice]:
+    def _parts(self, written: int) -> Iterator[slice]:
+        """Records whose unfolded inputs fit into the scratch memory, with so many bytes that are written for each."""
         positions, inputs, _ = self.sizes
         unfolded = positions * inputs * self.geometry.groups * self.a.element_size()
-        return pieces(self.records, unfolded + self._row_bytes, self.device)
+        return pieces(self.records, unfolded + written, self.device)
 
     def _by_product(self, workspace: Workspace, kept: bool) -> tuple[Tensor, Use]:
         groups, (_, inputs, outputs) = self.geometry.groups, self.sizes
@@ -135,7 +136,7 @@ class Convolved(SumOfTerms):
         size = (groups, *kernel, channels, outputs) if self._by_channels else (groups, channels, *kernel, outputs)
         norms = self.a.new_empty(self.records)
         stored = workspace.take(self.name, (self.records, *size), self.a) if kept else None
-        for part in self._parts():
+        for part in self._parts(self._row_bytes):
             a, b = self._unfolded(part, workspace)
             some = workspace.take("rows", (len(a) // groups, *size), a) if stored is None else stored[part]
             torch.bmm(a, b.transpose(1, 2), out=some.view(len(a), inputs, outputs))
@@ -149,24 +150,36 @@ class Convolved(SumOfTerms):
     @property
     def _by_channels(self) -> bool:
         """Whether to unfold with channels last: positions make runs in memory that are too short to copy fast."""
-        return self.geometry.groups == 1 and self.b.shape[-1] <= _SHORT_RUN < self.shape[1] * self.shape[-1]
+        run = self.b.shape[-1] if self.geometry.stride[-1] == 1 else 1
+        return self.geometry.groups == 1 and run <= _SHORT_RUN <= self.shape[1] * self.shape[-1]
 
     def _unfolded(self, part: slice, workspace: Workspace) -> tuple[Tensor, Tensor]:
         """Inputs ``(records * groups, inputs * kernel, positions)`` and output gradients, of some records."""
         b = self.b[part].reshape(-1, self.sizes[2], self.sizes[0])
-        margins = [p for margin in reversed(self.geometry.padding) for p in (margin, margin)]
         a, dims = self.a[part], len(self.geometry.stride)
         if self._by_channels:
-            a = F.pad(a.movedim(1, -1), [0, 0, *margins]).contiguous()
+            a = self._with_margins(a.movedim(1, -1), range(1, dims + 1), workspace)
             windows = self._windows(a, range(1, dims + 1))
             windows = windows.permute(0, *range(dims + 1, 2 * dims + 1), *range(1, dims + 1), 2 * dims + 1)
             windows = workspace.take("unfolded", windows.shape, a).copy_(windows)
             return windows.view(len(b), self.sizes[0], self.sizes[1]).transpose(1, 2), b
-        a = F.pad(a, margins) if any(margins) else a
-        windows = self._windows(a, range(2, dims + 2))
+        windows = self._windows(self._with_margins(a, range(2, dims + 2), workspace), range(2, dims + 2))
         if not windows.is_contiguous():
             windows = workspace.take("unfolded", windows.shape, a).copy_(windows)
         return windows.view(len(b), self.sizes[1], self.sizes[0]), b
+
+    def _with_margins(self, a: Tensor, extent: range, workspace: Workspace) -> Tensor:
+        """A contiguous tensor with zeros around the dimensions of ``extent``."""
+        if not any(self.geometry.padding):
+            return a.contiguous()
+        margins = dict(zip(extent, self.geometry.padding, strict=True))
+        size = [n + 2 * margins.get(dim, 0) for dim, n in enumerate(a.shape)]
+        wide = workspace.take("margins", size, a).zero_()
+        inner = wide
+        for dim, margin in margins.items():
+            inner = inner.narrow(dim, margin, a.shape[dim])
+        inner.copy_(a)
+        return wide
 
     def _windows(self, a: Tensor, extent: range) -> Tensor:
         """A view that has, in the place of the dimensions of ``extent``, those of the kernel and of positions."""
@@ -181,14 +194,14 @@ class Convolved(SumOfTerms):
         )
 
     def _by_gram(self, workspace: Workspace) -> tuple[Tensor, Tensor]:
-        norms = self.a.new_empty(self.records)
-        doubtful = norms.new_empty(self.records, dtype=torch.bool)
-        for part in self._parts():
+        groups, (positions, inputs, _) = self.geometry.groups, self.sizes
+        norms, sizes = self.a.new_empty(self.records), self.a.new_empty(self.records)
+        for part in self._parts(0):
             a, b = self._unfolded(part, workspace)
-            squares, lost = gram_squares(a.transpose(1, 2), b.transpose(1, 2), workspace)
-            norms[part] = squares.view(-1, self.geometry.groups).sum(1)
-            doubtful[part] = lost.view(-1, self.geometry.groups).any(1)
-        return norms, doubtful
+            squares, terms = gram_squares(a.transpose(1, 2), b.transpose(1, 2), workspace)
+            norms[part], sizes[part] = (x.view(-1, groups).sum(1) if groups > 1 else x for x in (squares, terms))
+        doubtful = norms < CANCELLED * sizes
+        return norms.add_(underflow(self.a, self.b, positions * inputs * groups, self.b.shape[1:].numel())), doubtful
 
     # -- rows by the weight gradient of the convolution library ------------------------------------------------------
 

@@ -64,7 +64,9 @@ class Outer(SumOfTerms):
         if method == "product":
             return norm_bound(self.a).mul_(norm_bound(self.b)).square_(), self
         if method == "gram":
-            squares, doubtful = gram_squares(self.a, self.b, workspace)
+            squares, terms = gram_squares(self.a, self.b, workspace)
+            doubtful = squares < CANCELLED * terms
+            squares += underflow(self.a, self.b, self.a.shape[1:].numel(), self.b.shape[1:].numel())
             return squares, self.mended(squares, doubtful)
         if method == "twice":
             squares = self._by_pieces(workspace)
@@ -121,19 +123,28 @@ def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> tuple[Tensor, Te
         workspace: Memory.
 
     Returns:
-        Squared norms, ``(records,)``, and where nearly all terms cancel, so that rounding decides.
+        Squared norms, ``(records,)``, and the sums of the sizes of their terms: where nearly nothing is left of those,
+        rounding decides, and far too small a norm would leave the record unclipped.
     """
     size = len(a), a.shape[1], a.shape[1]
     products = torch.bmm(a, a.transpose(1, 2), out=workspace.take("gram a", size, a))
     others = torch.bmm(b, b.transpose(1, 2), out=workspace.take("gram b", size, b))
-    # PRIVACY: a product that underflows is zero, and would hide a gradient where the other one is large.
-    margin = _trace(others) * hidden(a.shape[1:].numel(), a.dtype) ** 2
-    margin += _trace(products) * hidden(b.shape[1:].numel(), b.dtype) ** 2
     products.mul_(others)
-    norms = products.sum((1, 2))
-    # PRIVACY: far too small a norm would leave the record unclipped.
-    doubtful = norms < CANCELLED * products.abs_().sum((1, 2))
-    return norms.add_(margin), doubtful
+    return products.sum((1, 2)), products.abs_().sum((1, 2))
+
+
+def underflow(a: Tensor, b: Tensor, inputs: int, outputs: int) -> Tensor:
+    """What products that underflow may hide of the squared norms, ``(records,)``.
+
+    Args:
+        a: Inputs, ``(records, ...)``.
+        b: Gradients of the outputs, ``(records, ...)``.
+        inputs: How many numbers of ``a`` go into one record's products, with repetitions.
+        outputs: The same for ``b``.
+    """
+    # PRIVACY: a product that underflows is zero, and would hide a gradient where the other factor is large.
+    repeated = inputs / max(1, a.shape[1:].numel())
+    return squared(b) * hidden(inputs, a.dtype) ** 2 + repeated * squared(a) * hidden(outputs, b.dtype) ** 2
 
 
 def is_lost(squares: Tensor, a: Tensor, b: Tensor, repeated: int = 1) -> Tensor:
@@ -146,7 +157,3 @@ def is_lost(squares: Tensor, a: Tensor, b: Tensor, repeated: int = 1) -> Tensor:
         repeated: How often a number of ``a`` may occur in the products.
     """
     return squares < _LOST * repeated * squared(a) * squared(b)
-
-
-def _trace(products: Tensor) -> Tensor:
-    return products.diagonal(dim1=1, dim2=2).sum(1)
