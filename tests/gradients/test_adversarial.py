@@ -137,3 +137,71 @@ def test_a_sum_for_parameters_of_another_type_does_not_fit() -> None:
     flat = FlatGradient(dict(layer.named_parameters()))
     assert flat.fits(dict(layer.named_parameters()))
     assert not flat.fits(dict(layer.double().named_parameters()))
+
+
+class SharesWithItsChild(nn.Module):
+    """Reads a parameter that a child has under another name, and calls the child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Linear(4, 4, bias=False)
+        self.table = self.child.weight
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.child(x).tanh() + x @ self.table)
+
+
+def test_a_parameter_that_a_layer_shares_with_its_child_is_counted_in_both() -> None:
+    torch.manual_seed(0)
+    module = SharesWithItsChild().double()
+    batch = torch.randn(5, 4, dtype=torch.float64), torch.randint(3, (5,))
+    total, _ = engine_sum(BookKeepingEngine(module), batch)
+    assert torch.allclose(total, clipped(loop_over_records(module, batch), 0.1), atol=1e-13)
+
+
+def test_a_layer_whose_forward_was_replaced_is_not_taken_for_what_it_was() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).double()
+    layer = module[0]
+    layer.forward = lambda x: nn.functional.linear(x, layer.weight.square(), layer.bias)
+    batch = torch.randn(5, 4, dtype=torch.float64), torch.randint(3, (5,))
+    total, _ = engine_sum(BookKeepingEngine(module), batch)
+    assert torch.allclose(total, clipped(loop_over_records(module, batch), 0.1), atol=1e-13)
+
+
+class Prompt(nn.Module):
+    """Puts out its parameter itself, the same for all records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values
+
+
+class Prompted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt, self.head = Prompt(), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.prompt(x))
+
+
+def test_a_parameter_that_a_layer_puts_out_itself_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"`prompt\.values` is used outside"):
+        engine_sum(BookKeepingEngine(Prompted()), (torch.randn(3, 4), torch.randint(3, (3,))))
+
+
+def test_a_forward_pass_that_was_forgotten_adds_nothing() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    batch = torch.randn(5, 4, dtype=torch.float64), torch.randint(3, (5,))
+    engine = BookKeepingEngine(module)
+    engine.attach()
+    module(torch.randn(9, 4, dtype=torch.float64))
+    engine.forget()
+    total, _ = engine_sum(engine, batch)
+    assert torch.allclose(total, clipped(loop_over_records(module, batch), 0.1), atol=1e-13)
