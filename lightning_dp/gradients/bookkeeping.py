@@ -121,6 +121,11 @@ class BookKeepingEngine(GradientEngine):
         """Whether the module is watched."""
         return bool(self._handles)
 
+    @property
+    def is_frugal(self) -> bool:
+        """Whether ``memory`` is ``"low"`` or 0."""
+        return self.choice.memory in ("low", 0)
+
     def attach(self) -> None:
         """Starts to watch every layer with a parameter that requires a gradient; see :class:`GradientEngine`."""
         super().attach()
@@ -316,17 +321,20 @@ class BookKeepingEngine(GradientEngine):
                 # PRIVACY: a dropped record is zeroed before any product, for zero times infinity is not zero.
                 (use if all_finite else use.only(finite)).add_to(total.views[name], weights, self._workspace)
                 total.used.add(name)
+        if self.is_frugal:
+            self._workspace.clear()
         return norms
 
-    def take_rows(self, num_records: int | None = None) -> dict[str, Tensor]:
+    def take_rows(self, num_records: int | None = None, *, pressed: bool = False) -> dict[str, Tensor]:
         """The gradient of each record of the last backward pass; see :class:`GradientEngine`."""
         step = self._finished()
         found = {name: [use] for name, use in step.started.items()}
         for name, uses in step.waiting.items():
             found.setdefault(name, []).extend(uses)
-        rows = {name: uses[0].plus(uses[1:]).rows() for name, uses in found.items()}
+        together = {name: uses[0].plus(uses[1:]) for name, uses in found.items()}
         if num_records is not None:
-            _check_records([(name, uses[0]) for name, uses in found.items()], num_records)
+            _check_records([*together.items()], num_records)
+        rows = {name: (use.pressed() if pressed else use).rows() for name, use in together.items()}
         return {name: row * len(row) for name, row in rows.items()}
 
     def _finished(self) -> _Step:

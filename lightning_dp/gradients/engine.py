@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.clipping import ClippingRule
 from lightning_dp.gradients.flat import FlatGradient
+from lightning_dp.gradients.layers.pressed import press
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -38,6 +39,11 @@ class GradientEngine(ABC):
     @abstractmethod
     def is_attached(self) -> bool:
         """Whether the module is watched."""
+
+    @property
+    def is_frugal(self) -> bool:
+        """Whether memory is given back between updates, though fresh memory is slow."""
+        return False
 
     def attach(self) -> None:
         """Starts to watch every layer with a parameter that requires a gradient.
@@ -106,11 +112,13 @@ class GradientEngine(ABC):
         """
 
     @abstractmethod
-    def take_rows(self, num_records: int | None = None) -> dict[str, Tensor]:
+    def take_rows(self, num_records: int | None = None, *, pressed: bool = False) -> dict[str, Tensor]:
         """Removes what the last backward pass left and returns the gradient of each record.
 
         Args:
             num_records: How many rows each parameter must have; not checked if ``None``.
+            pressed: Whether to press parameters with many rows into few, see :func:`press`, to compare gradients that
+                are too large to be written out.
 
         Returns:
             ``(records, *parameter_shape)`` in at least float32 for each parameter that took part, by name.
@@ -129,10 +137,11 @@ class GradientEngine(ABC):
             parameter.grad = None
 
     def raw_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The gradients that ``loss.backward()`` left, by name; for comparing them with the rows."""
+        """The gradients that ``loss.backward()`` left, pressed, by name; for comparing them with pressed rows."""
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
-                yield name, parameter.grad
+                gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+                yield name, press(gradient, 0) if gradient.dim() > 1 else gradient
 
     def _take_strays(self) -> list[str]:
         """Clears every raw gradient; names trained parameters that are not watched."""

@@ -11,6 +11,7 @@ from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.clipping import ClippingRule, clipped_sum
 from lightning_dp.gradients.engine import GradientEngine, explain_inputs, explain_rows
 from lightning_dp.gradients.flat import FlatGradient
+from lightning_dp.gradients.layers.pressed import press
 
 
 class HookEngine(GradientEngine):
@@ -85,7 +86,7 @@ class HookEngine(GradientEngine):
         total.used.update(rows)
         return norms
 
-    def take_rows(self, num_records: int | None = None) -> dict[str, Tensor]:
+    def take_rows(self, num_records: int | None = None, *, pressed: bool = False) -> dict[str, Tensor]:
         """Removes the gradients of the last backward pass and returns the rows; see :class:`GradientEngine`.
 
         Raises:
@@ -101,7 +102,8 @@ class HookEngine(GradientEngine):
             if isinstance(row, list) or (row is None and gradient is not None):
                 uncovered.append(name)
             elif row is not None:
-                rows[name] = row.to(torch.promote_types(row.dtype, torch.float32))
+                row = row.to(torch.promote_types(row.dtype, torch.float32))
+                rows[name] = press(row, 1) if pressed and row.dim() > 2 else row
         _compat.forget_forward(self.module)
         uncovered += self._take_strays()
         if uncovered:

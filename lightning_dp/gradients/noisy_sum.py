@@ -80,6 +80,8 @@ class ClippedSum:
             released.vector.zero_()
             raise
         released.hand_out(self.engine.parameters.values())
+        if self.engine.is_frugal:
+            self._raw = None
 
     def reset(self) -> None:
         """Forgets what has been added."""

@@ -72,7 +72,7 @@ class IndependenceProbe:
 
     def _rows(self, records: Sequence[Any], seed: int = 1) -> dict[str, Tensor]:
         self._forward_backward(records, seed)
-        return self._gradients.take_rows(len(records))
+        return self._gradients.take_rows(len(records), pressed=True)
 
     def _forward_backward(self, records: Sequence[Any], seed: int = 1) -> None:
         _same_dropout(seed)
@@ -127,7 +127,7 @@ class IndependenceProbe:
         """Compares rows with autograd's gradient; whether any parameter takes part in the loss at all."""
         self._forward_backward(records)
         expected = {name: gradient.clone() for name, gradient in self._gradients.raw_gradients()}
-        rows = self._gradients.take_rows(len(records))
+        rows = self._gradients.take_rows(len(records), pressed=True)
         scale = torch.stack([g.float().norm() for g in expected.values()]).norm() if expected else torch.tensor(0.0)
         for name, gradient in expected.items():
             error = (rows[name].mean(0) - gradient).norm()

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 _ACCURATE = 3e-7  # relative width below which nothing is gained by a better method
-_CLOSE = 1e-3  # the same for a lattice, which takes a second
+_CLOSE = 2e-3  # the same for a lattice, which takes a second
 
 
 class Interval(NamedTuple):

@@ -81,6 +81,10 @@ class _Mended(Use):
         return self._exact.rows()
 
     @override
+    def pressed(self) -> Use:
+        return self._exact.pressed()
+
+    @override
     def only(self, kept: Tensor) -> Use:
         return _Mended(self._use.only(kept), self._exact.only(kept), self._records)
 

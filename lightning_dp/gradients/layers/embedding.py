@@ -114,6 +114,10 @@ class Bags(Use):
         return self._collapsed().rows()
 
     @override
+    def pressed(self) -> Use:
+        return self._collapsed().pressed()
+
+    @override
     def only(self, kept: Tensor) -> Use:
         return self._collapsed().only(kept)
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from lightning_dp.gradients.layers.outer import Outer
+from lightning_dp.gradients.layers.pressed import MOST_ROWS, places_and_signs, pressed_shape
 from lightning_dp.gradients.layers.tied import TiedHead
 from lightning_dp.gradients.layers.use import Use, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace
@@ -74,6 +75,10 @@ class Lookup(Use):
         return self._collapsed().rows()
 
     @override
+    def pressed(self) -> Use:
+        return self._collapsed().pressed()
+
+    @override
     def plus(self, others: Sequence[Use]) -> Use:
         lookups = [self, *(use for use in others if isinstance(use, Lookup) and use.padding == self.padding)]
         heads = [use for use in others if isinstance(use, Outer)]
@@ -131,6 +136,16 @@ class Collapsed(Use):
         rows = self.values.new_zeros(self.records, *self.shape)
         rows[self.owners, self.tokens] = self.values
         return rows
+
+    @override
+    def pressed(self) -> Use:
+        if self.shape == pressed_shape(self.shape):
+            return self
+        places, signs = places_and_signs(self.shape[0], self.device)
+        values = self.values * signs[self.tokens].to(self.dtype).unsqueeze(1)
+        pairs = Pairs.of(self.owners, places[self.tokens], MOST_ROWS)
+        owners, tokens, values = pairs.owners, pairs.tokens, pairs.sums(values)
+        return Collapsed(owners, tokens, values, self.records, pressed_shape(self.shape))
 
     @override
     def only(self, kept: Tensor) -> Use:

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_dp.gradients.layers.cancelled import SumOfTerms
+from lightning_dp.gradients.layers.pressed import press, pressed_shape
 from lightning_dp.gradients.layers.use import Rows, Use, hidden, norm_bound, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces
 
@@ -107,6 +108,12 @@ class Outer(SumOfTerms):
     @override
     def only(self, kept: Tensor) -> Outer:
         return Outer(zeroed(self.a, kept), zeroed(self.b, kept), self.shape, self.name)
+
+    @override
+    def pressed(self) -> Use:
+        if self.shape != (self.b.shape[2], self.a.shape[2]):
+            return super().pressed()
+        return Outer(self.a, press(self.b, 2), pressed_shape(self.shape), self.name)
 
     @override
     def exact_rows(self, records: Tensor) -> Tensor:

@@ -38,6 +38,10 @@ class Both(Use):
         return self.first.rows() + self.second.rows()
 
     @override
+    def pressed(self) -> Use:
+        return Both(self.first.pressed(), self.second.pressed())
+
+    @override
     def only(self, kept: Tensor) -> Use:
         return Both(self.first.only(kept), self.second.only(kept))
 

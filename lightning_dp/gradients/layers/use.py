@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_dp.gradients.layers.pressed import press, pressed_shape
 from lightning_dp.gradients.layers.workspace import Workspace
 
 
@@ -74,6 +75,10 @@ class Use(ABC):
     @abstractmethod
     def rows(self) -> Tensor:
         """The gradient of each record, ``(records, *shape)``."""
+
+    def pressed(self) -> Use:
+        """What each record adds to the pressed parameter, see :func:`press`; made for few records."""
+        return Rows(press(self.rows(), 1)) if self.shape != pressed_shape(self.shape) else self
 
     def plus(self, others: Sequence[Use]) -> Use:
         """This use and other ones of the same parameter in the same step as one."""
