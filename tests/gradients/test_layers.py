@@ -287,6 +287,7 @@ def test_a_norm_over_records_is_refused() -> None:
     [
         (nn.Linear(40, 40), (3, 2, 40)),
         (nn.Linear(8, 8), (3, 100, 8)),
+        (nn.Linear(8, 8), (2, 5000, 8)),
         (nn.Conv1d(40, 40, 1), (3, 40, 2)),
         (nn.Conv2d(4, 6, 3, groups=2), (3, 4, 14, 12)),
     ],
@@ -312,6 +313,20 @@ def test_privacy_norms_bound_sums_whose_terms_cancel(layer: nn.Module, shape: tu
             weights[record] = squares[record].rsqrt()
             rest.add_to(total, weights, Workspace())
             assert total.norm() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(60, 60), (3, 1500, 60)), (nn.Linear(60, 60), (3, 2, 60)), (nn.Conv2d(8, 8, 3), (2, 8, 120, 120))],
+    ids=str,
+)
+def test_records_are_not_taken_for_cancelled_because_they_are_long(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """What follows an activation is positive, and output gradients are as often positive as negative."""
+    torch.manual_seed(0)
+    x = torch.randn(shape).relu()
+    use = uses_of(layer, (x,), torch.randn(layer(x).shape))["weight"]
+    for method in use.methods:
+        assert "Mended" not in type(use.start(method, Workspace())[1]).__name__
 
 
 # -- records that are not finite -------------------------------------------------------------------------------------

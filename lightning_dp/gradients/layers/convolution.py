@@ -13,7 +13,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from typing_extensions import override
 
 from lightning_dp.gradients.layers.cancelled import SumOfTerms
-from lightning_dp.gradients.layers.outer import CANCELLED, gram_squares, is_lost, underflow
+from lightning_dp.gradients.layers.outer import gram_squares, is_cancelled, is_lost, underflow
 from lightning_dp.gradients.layers.registry import LayerForward, register_layer, without_batch
 from lightning_dp.gradients.layers.use import Permuted, Rows, Use, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces, scratch_bytes
@@ -99,8 +99,9 @@ class Convolved(SumOfTerms):
         found = self._by_library(workspace, kept) if method.startswith("native") else self._by_product(workspace, kept)
         if kept:
             return found
-        squares, repeated = found[0], self.shape[2:].numel()
-        return squares, self.mended(squares, is_lost(squares, self.a, self.b, repeated))
+        squares, (positions, inputs, _) = found[0], self.sizes
+        repeated = positions * inputs * self.geometry.groups / max(1, self.a.shape[1:].numel())
+        return squares, self.mended(squares, is_lost(squares, self.a, self.b, positions, repeated))
 
     @override
     def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:
@@ -200,7 +201,7 @@ class Convolved(SumOfTerms):
             a, b = self._unfolded(part, workspace)
             squares, terms = gram_squares(a.transpose(1, 2), b.transpose(1, 2), workspace)
             norms[part], sizes[part] = (x.view(-1, groups).sum(1) if groups > 1 else x for x in (squares, terms))
-        doubtful = norms < CANCELLED * sizes
+        doubtful = is_cancelled(norms, sizes, positions)
         return norms.add_(underflow(self.a, self.b, positions * inputs * groups, self.b.shape[1:].numel())), doubtful
 
     # -- rows by the weight gradient of the convolution library ------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,8 +14,8 @@ from lightning_dp.gradients.layers.pressed import press, pressed_shape
 from lightning_dp.gradients.layers.use import Rows, Use, hidden, norm_bound, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces
 
-CANCELLED = 0.02  # share of the terms of a Gram sum that must be left for it to be exact to 1e-5
-_LOST = 1e-4  # the same for a sum of products, as a share of the square of what it would be if all were parallel
+CANCELLED = 0.02  # share of the terms of a sum of squares that must be left for it to be exact to 1e-5
+_LOST = 1e-3  # over the number of positions: the same for a sum of products, over what it is if all are parallel
 _CPU_BATCH = 8  # times the scratch memory of a processor
 
 
@@ -66,12 +67,12 @@ class Outer(SumOfTerms):
             return norm_bound(self.a).mul_(norm_bound(self.b)).square_(), self
         if method == "gram":
             squares, terms = gram_squares(self.a, self.b, workspace)
-            doubtful = squares < CANCELLED * terms
+            doubtful = is_cancelled(squares, terms, self.a.shape[1])
             squares += underflow(self.a, self.b, self.a.shape[1:].numel(), self.b.shape[1:].numel())
             return squares, self.mended(squares, doubtful)
         if method == "twice":
             squares = self._by_pieces(workspace)
-            return squares, self.mended(squares, is_lost(squares, self.a, self.b))
+            return squares, self.mended(squares, is_lost(squares, self.a, self.b, self.a.shape[1]))
         rows = workspace.take(self.name, (self.records, self.b.shape[2], self.a.shape[2]), self.a)
         torch.bmm(self.b.transpose(1, 2), self.a, out=rows)
         return squared(rows), Rows(rows.view(self.records, *self.shape))
@@ -154,13 +155,27 @@ def underflow(a: Tensor, b: Tensor, inputs: int, outputs: int) -> Tensor:
     return squared(b) * hidden(inputs, a.dtype) ** 2 + repeated * squared(a) * hidden(outputs, b.dtype) ** 2
 
 
-def is_lost(squares: Tensor, a: Tensor, b: Tensor, repeated: int = 1) -> Tensor:
-    """Where so little is left of a sum of products that its rounding is no longer small beside it.
+def is_cancelled(squares: Tensor, terms: Tensor, positions: int) -> Tensor:
+    """Where so little is left of a Gram sum that its rounding is no longer small beside it.
+
+    Rounding errors of many terms partly cancel, so that the more terms there are, the less must be left.
+
+    Args:
+        squares: What is left, ``(records,)``.
+        terms: Sums of the sizes of the terms, ``(records,)``.
+        positions: The terms are all pairs of so many positions.
+    """
+    return squares < CANCELLED * min(1.0, 4 / math.sqrt(positions)) * terms
+
+
+def is_lost(squares: Tensor, a: Tensor, b: Tensor, positions: int, repeated: float = 1.0) -> Tensor:
+    """The same for a sum of products; where factors have nothing to do with each other, far more is left.
 
     Args:
         squares: Squared norms of the sums, ``(records,)``.
         a: One factor, ``(records, ...)``.
         b: The other one, ``(records, ...)``.
-        repeated: How often a number of ``a`` may occur in the products.
+        positions: How many products are added up.
+        repeated: How often a number of ``a`` occurs in them.
     """
-    return squares < _LOST * repeated * squared(a) * squared(b)
+    return squares < _LOST / max(1, positions) * repeated * squared(a) * squared(b)

@@ -88,7 +88,7 @@ class TiedHead(Both, SumOfTerms):
         norms = apart + 2 * self._inner_products()
         # PRIVACY: where the two nearly cancel, rounding may leave far too small a norm, and the record would not be
         # clipped. NaN compares false, and stays.
-        doubtful = (norms < CANCELLED * apart) | is_lost(norms, self.second.a, self.second.b)
+        doubtful = (norms < CANCELLED * apart) | is_lost(norms, self.second.a, self.second.b, self.second.a.shape[1])
         return norms, self.mended(norms, doubtful, Both(table, head))
 
     @override
