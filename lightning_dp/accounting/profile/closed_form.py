@@ -50,14 +50,15 @@ def _gaussian_delta_and_slope(mu: float, epsilon: float, sign: int = 1) -> tuple
     """
     near, far = (epsilon / mu - mu / 2) / math.sqrt(2), (epsilon / mu + mu / 2) / math.sqrt(2)
     tail = float(erfcx(far))
-    # PRIVACY: `near` is a difference of two numbers, whose rounding is relative to their sum.
+    # PRIVACY: `near` is a difference of two numbers, whose rounding is relative to their sum. Both move by it.
     if near < 0:
         gauss = math.exp(-near * near)
         head, lost = math.erfc(near), gauss * tail
         delta = (head - lost) / 2 + sign * _ROUNDING * (head + far * gauss)
         return min(1.0, max(0.0, delta)), -lost / (head - lost)
-    head = float(erfcx(near)) * (1 + sign * _ROUNDING * (1 + near * far))
-    delta = math.exp(-near * near) * (head - tail) / 2 + sign * _SMALLEST
+    head = float(erfcx(near)) * (1 + sign * _ROUNDING)
+    moved = 1 + sign * _ROUNDING * (1 + far + near * far)
+    delta = math.exp(-near * near) * moved * (head - tail) / 2 + sign * _SMALLEST
     return min(1.0, max(0.0, delta)), -tail / (head - tail) if head > tail else -math.inf
 
 
