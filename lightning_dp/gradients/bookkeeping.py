@@ -70,7 +70,7 @@ class _Call:
     casting: Casting
     versions: tuple[int, ...]
     rows: frozenset[int]
-    passage: Passage
+    passage: Passage | None
     edge: Any
     is_reached: bool = False
     gradient_seen: bool = False
@@ -87,6 +87,11 @@ class _Step:
     squares: list[Tensor] = field(default_factory=list)
     bytes: int = 0
     is_prepared: bool = False
+
+    def release_graph(self) -> None:
+        """Lets go of the graph, whose hooks hold the step: together they would stay until garbage is collected."""
+        for call in self.calls:
+            call.edge = call.passage = None
 
 
 class BookKeepingEngine(GradientEngine):
@@ -156,6 +161,8 @@ class BookKeepingEngine(GradientEngine):
 
     def forget(self) -> None:
         """Drops everything that the last forward and backward pass left."""
+        self._step.release_graph()
+        self._lowest = []
         self._step = _Step()
 
     # -- forward -----------------------------------------------------------------------------------------------------
@@ -209,7 +216,7 @@ class BookKeepingEngine(GradientEngine):
         """
         step = self._step
         trained = {id(parameter): name for name, parameter in self.parameters.items()}
-        found = survey(loss, [call.passage for call in step.calls], trained)
+        found = survey(loss, [call.passage for call in step.calls if call.passage is not None], trained)
         if found.is_reentrant:
             self.forget()
             raise UnsupportedModelError(
@@ -225,8 +232,7 @@ class BookKeepingEngine(GradientEngine):
         self._lowest = [step.calls[i].edge for i in found.lowest]
         for i in found.reached:
             step.calls[i].is_reached = True
-        for call in step.calls:
-            call.edge = call.passage = None  # type: ignore[assignment]  # the graph is free to go
+        step.release_graph()
         step.is_prepared = True
 
     def backward(self, loss: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from typing import Any
 
@@ -142,3 +143,39 @@ def test_a_method_for_a_parameter_that_is_not_there_is_refused(make_private_trai
 def test_engine_settings_are_checked(settings: Any, message: str, make_private_trainer: TrainerFactory) -> None:
     with pytest.raises(errors.InvalidValueError, match=message):
         make_private_trainer(strategy=settings)
+
+
+class LitWithOwnBackward(LitSequence):
+    """Runs the backward pass itself."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward()
+
+
+class WhatWaitsForCollection(pl.Callback):
+    """Counts the tensors that only the garbage collector could free after each batch."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        gc.collect()
+        gc.disable()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        self.counts.append(sum(isinstance(thing, Tensor) for thing in gc.garbage))
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        gc.set_debug(0)
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", [LitSequence, LitWithOwnBackward])
+def test_memory_is_free_as_soon_as_a_step_is_over(kind: type[Lit], make_private_trainer: TrainerFactory) -> None:
+    callback = WhatWaitsForCollection()
+    make_private_trainer(strategy=SETTINGS, max_epochs=1, callbacks=[callback]).fit(kind(), make_loader())
+    assert callback.counts and set(callback.counts) == {0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from lightning_dp.gradients.layers.use import Permuted, Rows, Use, smaller_weigh
 from lightning_dp.gradients.layers.workspace import Workspace, pieces, scratch_bytes
 
 _NATIVE: dict[int, Callable[..., Any]] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
-_SHORT_RUN = 8
+_SHORT_RUN = 16
 
 
 class Geometry(NamedTuple):
@@ -124,29 +124,24 @@ class Convolved(SumOfTerms):
 
     # -- rows by a product with the unfolded input -------------------------------------------------------------------
 
-    def _parts(self, written: int) -> Iterator[slice]:
-        """Records whose unfolded inputs fit into the scratch memory, with so many bytes that are written for each."""
-        positions, inputs, _ = self.sizes
-        unfolded = positions * inputs * self.geometry.groups * self.a.element_size()
-        return pieces(self.records, unfolded + written, self.device)
-
     def _by_product(self, workspace: Workspace, kept: bool) -> tuple[Tensor, Use]:
         groups, (_, inputs, outputs) = self.geometry.groups, self.sizes
-        kernel, channels = self.shape[2:], self.shape[1]
-        # Inputs before outputs: the libraries' products are faster that way.
-        size = (groups, *kernel, channels, outputs) if self._by_channels else (groups, channels, *kernel, outputs)
+        kernel, channels, dims = self.shape[2:], self.shape[1], len(self.shape) - 2
+        # In the order in which the libraries' products are fastest.
+        if self._by_channels:
+            size, order = (outputs, *kernel, channels), (0, dims + 1, *range(1, dims + 1))
+        else:
+            size, order = (groups, channels, *kernel, outputs), (0, dims + 2, *range(1, dims + 2))
         norms = self.a.new_empty(self.records)
         stored = workspace.take(self.name, (self.records, *size), self.a) if kept else None
-        for part in self._parts(self._row_bytes):
-            a, b = self._unfolded(part, workspace)
-            some = workspace.take("rows", (len(a) // groups, *size), a) if stored is None else stored[part]
-            torch.bmm(a, b.transpose(1, 2), out=some.view(len(a), inputs, outputs))
-            norms[part] = squared(some)  # here, while they are in the cache
-        dims = len(kernel)
-        order = (
-            (0, dims + 2, dims + 1, *range(1, dims + 1)) if self._by_channels else (0, dims + 2, *range(1, dims + 2))
-        )
-        return norms, self if stored is None else Permuted(stored, order, self.shape)
+        for part, a, b in self._unfolded(workspace, self._row_bytes):
+            rows = workspace.take("rows", (len(a) // groups, *size), a) if stored is None else stored[part]
+            if self._by_channels:
+                torch.bmm(b, a.transpose(1, 2), out=rows.view(len(a), outputs, inputs))
+            else:
+                torch.bmm(a, b.transpose(1, 2), out=rows.view(len(a), inputs, outputs))
+            torch.linalg.vector_norm(rows.flatten(1), dim=1, out=norms[part])  # here, while they are in the cache
+        return norms.square_(), self if stored is None else Permuted(stored, order, self.shape)
 
     @property
     def _by_channels(self) -> bool:
@@ -154,51 +149,77 @@ class Convolved(SumOfTerms):
         run = self.b.shape[-1] if self.geometry.stride[-1] == 1 else 1
         return self.geometry.groups == 1 and run <= _SHORT_RUN <= self.shape[1] * self.shape[-1]
 
-    def _unfolded(self, part: slice, workspace: Workspace) -> tuple[Tensor, Tensor]:
-        """Inputs ``(records * groups, inputs * kernel, positions)`` and output gradients, of some records."""
-        b = self.b[part].reshape(-1, self.sizes[2], self.sizes[0])
-        a, dims = self.a[part], len(self.geometry.stride)
-        if self._by_channels:
-            a = self._with_margins(a.movedim(1, -1), range(1, dims + 1), workspace)
-            windows = self._windows(a, range(1, dims + 1))
-            windows = windows.permute(0, *range(dims + 1, 2 * dims + 1), *range(1, dims + 1), 2 * dims + 1)
-            windows = workspace.take("unfolded", windows.shape, a).copy_(windows)
-            return windows.view(len(b), self.sizes[0], self.sizes[1]).transpose(1, 2), b
-        windows = self._windows(self._with_margins(a, range(2, dims + 2), workspace), range(2, dims + 2))
-        if not windows.is_contiguous():
-            windows = workspace.take("unfolded", windows.shape, a).copy_(windows)
-        return windows.view(len(b), self.sizes[1], self.sizes[0]), b
+    def _unfolded(self, workspace: Workspace, written: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Goes over the records, so many at a time that they fit into the scratch memory.
 
-    def _with_margins(self, a: Tensor, extent: range, workspace: Workspace) -> Tensor:
-        """A contiguous tensor with zeros around the dimensions of ``extent``."""
-        if not any(self.geometry.padding):
-            return a.contiguous()
-        margins = dict(zip(extent, self.geometry.padding, strict=True))
-        size = [n + 2 * margins.get(dim, 0) for dim, n in enumerate(a.shape)]
-        wide = workspace.take("margins", size, a).zero_()
-        inner = wide
-        for dim, margin in margins.items():
+        Args:
+            workspace: Memory.
+            written: Bytes that are written for each record beside its unfolded input.
+
+        Yields:
+            Which records, their inputs ``(records * groups, inputs * kernel, positions)``, and output gradients
+            ``(records * groups, outputs, positions)``.
+        """
+        groups, (positions, inputs, outputs) = self.geometry.groups, self.sizes
+        a = self.a.movedim(1, -1) if self._by_channels else self.a
+        b = self.b.reshape(self.records, groups * outputs, positions)
+        unfolded = positions * inputs * groups * a.element_size()
+        for part in pieces(self.records, unfolded + written, self.device):
+            windows = self._written_out(self._with_margins(a[part], workspace), workspace)
+            count = len(windows) * groups
+            if self._by_channels:
+                windows = windows.view(count, positions, inputs).transpose(1, 2)
+            yield part, windows.view(count, inputs, positions), b[part].reshape(count, outputs, positions)
+
+    def _with_margins(self, a: Tensor, workspace: Workspace) -> Tensor:
+        """Contiguous inputs with zeros around them."""
+        first, padding = 1 if self._by_channels else 2, self.geometry.padding
+        if not any(padding):
+            return a if a.is_contiguous() else workspace.take("margins", a.shape, a).copy_(a)
+        size = list(a.shape)
+        for dim, margin in enumerate(padding, first):
+            size[dim] += 2 * margin
+        wide = inner = workspace.take("margins", size, a).zero_()
+        for dim, margin in enumerate(padding, first):
             inner = inner.narrow(dim, margin, a.shape[dim])
         inner.copy_(a)
         return wide
 
-    def _windows(self, a: Tensor, extent: range) -> Tensor:
-        """A view that has, in the place of the dimensions of ``extent``, those of the kernel and of positions."""
-        before, after = range(extent.start), range(extent.stop, a.dim())
-        steps = [a.stride(dim) for dim in extent]
-        taps = [step * dilation for step, dilation in zip(steps, self.geometry.dilation, strict=True)]
-        moves = [step * stride for step, stride in zip(steps, self.geometry.stride, strict=True)]
-        return a.as_strided(
-            [*(a.shape[d] for d in before), *self.shape[2:], *self.b.shape[2:], *(a.shape[d] for d in after)],
-            [*(a.stride(d) for d in before), *taps, *moves, *(a.stride(d) for d in after)],
-            a.storage_offset(),
-        )
+    def _written_out(self, a: Tensor, workspace: Workspace) -> Tensor:
+        """Contiguous inputs, each once for each place in the kernel and each position that meet there."""
+        kernel, step = self.shape[2:], self.geometry.stride[-1]
+        windows = self._windows(a, kernel, self.geometry)
+        if windows.is_contiguous():
+            return windows
+        out = workspace.take("unfolded", windows.shape, a)
+        if self._by_channels or step == 1 or self.geometry.dilation[-1] > 1:
+            return out.copy_(windows)
+        # Numbers that are not next to each other are slow to copy, so those a step apart come next to each other first.
+        geometry, dim = self.geometry._replace(stride=(*self.geometry.stride[:-1], 1)), len(kernel) + 1
+        for first in range(min(step, kernel[-1])):
+            columns = a[..., first::step]
+            columns = workspace.take("columns", columns.shape, a).copy_(columns)
+            taps = *kernel[:-1], len(range(first, kernel[-1], step))
+            places = (slice(None),) * dim + (slice(first, None, step),)
+            out[places].copy_(self._windows(columns, taps, geometry))
+        return out
+
+    def _windows(self, a: Tensor, kernel: Sequence[int], geometry: Geometry) -> Tensor:
+        """A view of contiguous inputs that shows them as :meth:`_written_out` writes them."""
+        steps = a.stride()[1:-1] if self._by_channels else a.stride()[2:]
+        taps = [step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)]
+        moves = [step * stride for step, stride in zip(steps, geometry.stride, strict=True)]
+        positions = self.b.shape[2:]
+        if self._by_channels:
+            size, strides = (len(a), *positions, *kernel, a.shape[-1]), (a.stride(0), *moves, *taps, a.stride(-1))
+        else:
+            size, strides = (*a.shape[:2], *kernel, *positions), (*a.stride()[:2], *taps, *moves)
+        return a.as_strided(size, strides, a.storage_offset())
 
     def _by_gram(self, workspace: Workspace) -> tuple[Tensor, Tensor]:
         groups, (positions, inputs, _) = self.geometry.groups, self.sizes
         norms, sizes = self.a.new_empty(self.records), self.a.new_empty(self.records)
-        for part in self._parts(0):
-            a, b = self._unfolded(part, workspace)
+        for part, a, b in self._unfolded(workspace, 0):
             squares, terms = gram_squares(a.transpose(1, 2), b.transpose(1, 2), workspace)
             norms[part], sizes[part] = (x.view(-1, groups).sum(1) if groups > 1 else x for x in (squares, terms))
         doubtful = is_cancelled(norms, sizes, positions)

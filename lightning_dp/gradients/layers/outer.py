@@ -16,7 +16,7 @@ from lightning_dp.gradients.layers.workspace import Workspace, pieces
 
 CANCELLED = 0.02  # share of the terms of a sum of squares that must be left for it to be exact to 1e-5
 _LOST = 1e-3  # over the number of positions: the same for a sum of products, over what it is if all are parallel
-_CPU_BATCH = 8  # times the scratch memory of a processor
+_CPU_BATCH = 4  # times the scratch memory of a processor
 
 
 class Outer(SumOfTerms):

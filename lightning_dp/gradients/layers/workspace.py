@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-_CACHED_BYTES = 2**20  # what stays in the cache of one core between two operations
+_CACHED_BYTES = 2**21  # what stays in the cache of one core between two operations
 _LAUNCHED_BYTES = 2**28  # what is worth one launch on an accelerator
 
 
