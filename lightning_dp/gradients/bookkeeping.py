@@ -72,6 +72,7 @@ class _Call:
     rows: frozenset[int]
     passage: Passage | None
     edge: Any
+    hook: Any = None
     is_reached: bool = False
     gradient_seen: bool = False
 
@@ -91,7 +92,7 @@ class _Step:
     def release_graph(self) -> None:
         """Lets go of the graph, whose hooks hold the step: together they would stay until garbage is collected."""
         for call in self.calls:
-            call.edge = call.passage = None
+            call.edge = call.passage = call.hook = None
 
 
 class BookKeepingEngine(GradientEngine):
@@ -195,7 +196,7 @@ class BookKeepingEngine(GradientEngine):
             edge,
         )
         self._step.calls.append(call)
-        output.register_hook(partial(self._receive, self._step, call))  # type: ignore[no-untyped-call]
+        call.hook = output.register_hook(partial(self._receive, self._step, call))  # type: ignore[no-untyped-call]
 
     def check_inputs(self, num_rows: int) -> None:
         """Checks that every layer was given one row per record; see :class:`GradientEngine`."""
@@ -232,6 +233,7 @@ class BookKeepingEngine(GradientEngine):
         self._lowest = [step.calls[i].edge for i in found.lowest]
         for i in found.reached:
             step.calls[i].is_reached = True
+            _run_last(step.calls[i].hook)
         step.release_graph()
         step.is_prepared = True
 
@@ -362,6 +364,13 @@ def _watch(layer: nn.Module, path: str, names: dict[str, str]) -> _Watched:
     if rule is None:
         rule = by_sampler if has_sampler(layer) else by_vectorized_backward
     return _Watched(layer, path, names, rule, is_leaf=rule is not by_vectorized_backward)
+
+
+def _run_last(hook: RemovableHandle) -> None:
+    """Lets other hooks of the same tensor, which may change its gradient, run first."""
+    hooks = hook.hooks_dict_ref()
+    if hooks is not None and hook.id in hooks:
+        hooks[hook.id] = hooks.pop(hook.id)
 
 
 def _detached(value: Any) -> Any:

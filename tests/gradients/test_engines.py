@@ -186,6 +186,25 @@ def test_an_input_that_is_overwritten_later_is_refused() -> None:
         engine_sum(engine, (torch.randn(2, 4), torch.zeros(2, dtype=torch.long)))
 
 
+def test_hooks_on_outputs_that_change_the_gradient_come_first() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            y.register_hook(lambda gradient: -3 * gradient)
+            removed = y.register_hook(lambda gradient: 100 * gradient)
+            removed.remove()
+            return self.head(y.tanh())
+
+    module, batch = Scales().double(), (torch.randn(5, 4, dtype=torch.float64), torch.arange(5) % 3)
+    total, _ = engine_sum(BookKeepingEngine(module), batch, repeats=2)
+    expected = clipped(loop_over_records(module, batch), MAX_NORM)
+    assert float((total - expected).norm()) <= 1e-12
+
+
 def test_no_weight_gets_a_gradient() -> None:
     module, batch = random_case(3, records=4)
     engine = BookKeepingEngine(module)
