@@ -11,7 +11,7 @@ from typing_extensions import override
 from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.layers.lookup import Collapsed, Lookup, Pairs
 from lightning_dp.gradients.layers.registry import LayerForward, register_layer
-from lightning_dp.gradients.layers.use import Use, hidden, norm_bound, squared, wide, zeroed
+from lightning_dp.gradients.layers.use import Use, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace
 
 
@@ -53,7 +53,9 @@ def embedding_bag(forward: LayerForward) -> dict[str, Use]:
     owners, tokens, factors = owners[counted], tokens[counted], factors[counted]
     if layer.mode == "mean":
         factors = factors / torch.bincount(owners, minlength=len(b))[owners]
-    return {"weight": Bags(owners, tokens, factors, b, layer.weight.shape)}
+    pairs = Pairs.of(owners, tokens, len(layer.weight))
+    values = b[pairs.owners] * pairs.sums(factors.unsqueeze(1))
+    return {"weight": Collapsed(pairs.owners, pairs.tokens, values, len(b), layer.weight.shape)}
 
 
 def _refuse_frequencies(forward: LayerForward) -> None:
@@ -79,51 +81,6 @@ def _largest(layer: nn.EmbeddingBag, ids: Tensor, offsets: Tensor | None, b: Ten
     _, _, sizes, chosen = torch.embedding_bag(*lookup, layer.padding_idx)
     b = b.masked_fill((sizes[: len(b)] == 0).unsqueeze(1), 0)
     return Largest(chosen[: len(b)].clamp(min=0), b, layer.weight.shape)
-
-
-class Bags(Use):
-    """The table of bags whose embeddings are added up.
-
-    Args:
-        owners: The bag of each look-up, ``(look-ups,)``.
-        tokens: The row, ``(look-ups,)``.
-        factors: What the found embedding was multiplied by, ``(look-ups,)``.
-        b: Gradients of the bags, ``(records, width)``.
-        shape: Shape of the table, ``(vocabulary, width)``.
-    """
-
-    def __init__(self, owners: Tensor, tokens: Tensor, factors: Tensor, b: Tensor, shape: torch.Size) -> None:
-        super().__init__(len(b), shape, b)
-        self.b, pairs = b, Pairs.of(owners, tokens, shape[0])
-        self.owners, self.tokens = pairs.owners, pairs.tokens
-        self.factors = pairs.sums(factors.unsqueeze(1)).squeeze(1)
-
-    @override
-    def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
-        squares = self.b.new_zeros(self.records).index_add_(0, self.owners, self.factors.square())
-        # PRIVACY: as in `norm_bound`, for factors that are weights of samples.
-        factors = squares.sqrt_().add_(hidden(len(self.factors), self.dtype))
-        return factors.mul_(norm_bound(self.b)).square_(), self
-
-    @override
-    def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:
-        self._collapsed().add_to(total, weights, workspace)
-
-    @override
-    def rows(self) -> Tensor:
-        return self._collapsed().rows()
-
-    @override
-    def pressed(self) -> Use:
-        return self._collapsed().pressed()
-
-    @override
-    def only(self, kept: Tensor) -> Use:
-        return self._collapsed().only(kept)
-
-    def _collapsed(self) -> Collapsed:
-        values = self.b[self.owners] * self.factors.unsqueeze(1)
-        return Collapsed(self.owners, self.tokens, values, self.records, self.shape)
 
 
 class Largest(Use):
