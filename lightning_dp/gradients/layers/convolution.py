@@ -195,7 +195,7 @@ class Convolved(SumOfTerms):
         if self._by_channels or step == 1 or self.geometry.dilation[-1] > 1:
             return out.copy_(windows)
         # Numbers that are not next to each other are slow to copy, so those a step apart come next to each other first.
-        geometry, dim = self.geometry._replace(stride=(*self.geometry.stride[:-1], 1)), len(kernel) + 1
+        geometry, dim = Geometry((*self.geometry.stride[:-1], 1), *self.geometry[1:]), len(kernel) + 1
         for first in range(min(step, kernel[-1])):
             columns = a[..., first::step]
             columns = workspace.take("columns", columns.shape, a).copy_(columns)
