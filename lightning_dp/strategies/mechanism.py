@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from lightning_dp import _packages, _validate
 from lightning_dp.accounting import Guarantee, Ledger
+from lightning_dp.accounting.ledger import new_release_id
 from lightning_dp.errors import (
     InvalidValueError,
     LedgerError,
@@ -103,6 +104,8 @@ class PrivateMechanism(Strategy):
         self.ledger = Ledger()
         self._run: PrivateRun | None = None
         self._policy = PrivacyPolicy()
+        self._policy_delta: float | None = None
+        self._num_records: int | None = None
         self._runs = 0
         self._user_settings: dict[str, Any] = {}
         self._stepping = False
@@ -120,13 +123,12 @@ class PrivateMechanism(Strategy):
                 "A guarantee needs a delta. Give `PrivateStrategy(delta=1e-5)`, a `PrivacyBudget` or a"
                 " `PrivacyMonitor(delta=1e-5)` and call `fit`, or ask `strategy.ledger.guarantee(delta=1e-5)`."
             )
-        num_records = self._run.plan.public_size if self._run is not None and self._run.has_data else None
-        return self.ledger.guarantee(self.reporting_delta, num_records=num_records)
+        return self.ledger.guarantee(self.reporting_delta, num_records=self._num_records)
 
     @property
     def reporting_delta(self) -> float | None:
         """The delta at which epsilon is reported: the budget's or monitor's, else the strategy's own."""
-        return self.delta if self._policy.reporting_delta is None else self._policy.reporting_delta
+        return self.delta if self._policy_delta is None else self._policy_delta
 
     @property
     def run(self) -> PrivateRun:
@@ -163,6 +165,7 @@ class PrivateMechanism(Strategy):
         super().setup_environment()
         trainer = self._trainer
         self._policy = find_policy(trainer)
+        self._policy_delta = self._policy.reporting_delta
         if trainer.state.fn != TrainerFn.FITTING:
             return
         settings.check_trainer(trainer)
@@ -196,6 +199,7 @@ class PrivateMechanism(Strategy):
             clipping=FlatClipping(self.max_grad_norm),
             key=self._new_key(),
             ledger=self.ledger,
+            release_id=self.broadcast(new_release_id()),
             watch_parameters=self._module.automatic_optimization,
         )
         super().setup(trainer)
@@ -223,6 +227,7 @@ class PrivateMechanism(Strategy):
         )
         if self.reporting_delta is not None:
             _validate.delta_below_one_record(self.reporting_delta, plan.public_size)
+        self._num_records = plan.public_size
         return self.run.make_loader(loader, plan, self.global_rank)
 
     @override
@@ -277,7 +282,7 @@ class PrivateMechanism(Strategy):
         self._admit_module()
         info = run.begin_chunk()
         # PRIVACY: a batch without records is seen by nobody: not by logs, not by metrics, not by the sum.
-        with unseen(self._module) if info.num_records == 0 else nullcontext():
+        with unseen(self._module, alone=self.world_size == 1) if info.num_records == 0 else nullcontext():
             output = super().training_step(*args, **kwargs)
         run.check_forward()
         if output is None and not manual:
@@ -401,9 +406,8 @@ class PrivateMechanism(Strategy):
         return self.broadcast(secret_key())
 
     def _sum_over_processes(self, total: Tensor) -> Tensor:
-        reduced = self.reduce(total, reduce_op="sum")
-        assert isinstance(reduced, Tensor)
-        return reduced
+        """The sum of a vector over all processes."""
+        return total
 
     def _merge_ledger(self, checkpoint: Mapping[str, Any], path: str | Path) -> None:
         if CHECKPOINT_KEY in checkpoint:
