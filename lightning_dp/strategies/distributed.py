@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_dp import _compat
 from lightning_dp.strategies.mechanism import PrivateMechanism
 
+_T = TypeVar("_T")
 _TIMEOUT = timedelta(minutes=30)  # Lightning's
 
 
@@ -75,6 +76,12 @@ class PrivateDDPStrategy(PrivateMechanism, _compat.DDPWithResults):
         # PRIVACY: no `DistributedDataParallel`, which would sum up raw gradients over processes.
         assert self.model is not None
         _compat.same_state_everywhere(self.model)
+
+    @override
+    def _from_all_processes(self, value: _T) -> list[_T]:
+        found: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(found, value)
+        return found
 
     @override
     def _sum_over_processes(self, total: Tensor) -> Tensor:

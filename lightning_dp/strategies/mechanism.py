@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -28,10 +28,11 @@ from lightning_dp.errors import (
     PrivacyError,
     PrivacyViolationError,
     TrainerSettingsError,
+    UnsupportedDataError,
     UnsupportedModelError,
 )
 from lightning_dp.gradients import BookKeepingEngine, FlatClipping, GradientEngine, GradientMemory, HookEngine
-from lightning_dp.sampling import check_loader, insecure_key, secret_key
+from lightning_dp.sampling import check_loader, fingerprint, insecure_key, secret_key
 from lightning_dp.strategies import budgeting, resuming, settings
 from lightning_dp.strategies.null_batch import unseen
 from lightning_dp.strategies.policy import Budget, PrivacyPolicy, find_policy
@@ -42,6 +43,7 @@ from lightning_dp.strategies.sampling_plan import plan_sampling
 CHECKPOINT_KEY = "lightning_dp"
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class PrivateMechanism(Strategy):
@@ -227,6 +229,13 @@ class PrivateMechanism(Strategy):
         )
         if self.reporting_delta is not None:
             _validate.delta_below_one_record(self.reporting_delta, plan.public_size)
+        if len(set(self._from_all_processes((plan.num_records, fingerprint(loader.dataset))))) > 1:
+            # PRIVACY: a record with different positions on two processes could enter an update twice.
+            raise UnsupportedDataError(
+                f"The training data differs from process to process (this one has {plan.num_records} records). All"
+                " processes draw from the same data set, of which each gets its share, so every one must hold all"
+                " records in the same order: do not shard them, and give `random_split` a generator with a fixed seed."
+            )
         self._num_records = plan.public_size
         return self.run.make_loader(loader, plan, self.global_rank)
 
@@ -404,6 +413,10 @@ class PrivateMechanism(Strategy):
             self.ledger.stamp(f"sampling and noise follow from insecure_seed={self.insecure_seed}")
             return insecure_key(self.insecure_seed, self._runs)
         return self.broadcast(secret_key())
+
+    def _from_all_processes(self, value: _T) -> list[_T]:
+        """What each process has."""
+        return [value]
 
     def _sum_over_processes(self, total: Tensor) -> Tensor:
         """The sum of a vector over all processes."""

@@ -33,10 +33,10 @@ def assert_same(ranks: list[dict[str, Any]], one: dict[str, Any], updates: int =
     assert sum(entry["count"] for entry in ranks[0]["ledger"]["entries"]) == updates
 
 
-CASES = [(2, 3, FEW), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(2, 1, SOME), (3, 1, FEW), (3, 3, SOME)])]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in [(2, 1, SOME), (3, 1, FEW), (3, 3, SOME)]]
 
 
-@pytest.mark.parametrize(("ranks", "chunks", "sampling"), CASES)
+@pytest.mark.parametrize(("ranks", "chunks", "sampling"), [(2, 3, FEW), *SLOW])
 def test_several_processes_train_what_one_does(
     ranks: int, chunks: int, sampling: dict[str, float], tmp_path: Path
 ) -> None:
@@ -44,7 +44,7 @@ def test_several_processes_train_what_one_does(
     several = train(tmp_path, "several", **spec(ranks, chunks=chunks, **sampling))
     assert len(several) == ranks
     assert_same(several, one)
-    # Logged by all processes together. Lightning halves the number of records as an integer, so it is not quite the mean.
+    # Logged by all processes together; not quite the mean, since Lightning halves the number of records as an integer.
     assert len({seen["metrics"]["shared_epoch"] for seen in several}) == 1
     assert several[0]["metrics"]["shared_epoch"] == pytest.approx(one["metrics"]["shared_epoch"], rel=0.5)
 
@@ -96,3 +96,11 @@ def test_torchrun_on_two_machines(tmp_path: Path) -> None:
     several = train_with_torchrun(tmp_path, "several", nodes=2, **case)
     assert len(several) == 2
     assert_same(several, one)
+
+
+@pytest.mark.parametrize("data", ["shards", "splits"])
+def test_processes_that_do_not_hold_the_same_records_are_refused(data: str, tmp_path: Path) -> None:
+    # PRIVACY: a record at two places could enter an update twice, once from each process.
+    for seen in train(tmp_path, data, data=data, **spec(2, sigma=1.0, **SOME)):
+        assert "differs from process to process" in seen["problem"]
+        assert not seen["states"]
