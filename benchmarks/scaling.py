@@ -24,7 +24,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import StrategyRegistry
 from workloads import processes
 from workloads.catalog import WORKLOADS, Workload
 from workloads.data import loader
@@ -34,7 +33,6 @@ from workloads.variants import Classifier
 import lightning_dp as ldp
 
 WARM_UP = 3
-DISTRIBUTED = "private_ddp"
 Strategy = Callable[[int], Any]
 MLP, CNN = WORKLOADS["mlp_4096"], WORKLOADS["mnist_256"]
 
@@ -73,7 +71,7 @@ def plain(ranks: int) -> Any:
 
 def private(ranks: int) -> Any:
     """The default strategy of this library."""
-    kind = ldp.PrivateStrategy if ranks == 1 else StrategyRegistry[DISTRIBUTED]["strategy"]
+    kind = ldp.PrivateStrategy if ranks == 1 else ldp.PrivateDDPStrategy
     return kind(noise_multiplier=1.0)
 
 
@@ -169,9 +167,6 @@ def against_chunks(updates: int, rounds: int) -> Iterator[str]:
 
 def against_ranks(updates: int, rounds: int) -> Iterator[str]:
     """The same update on one and on two processes."""
-    if DISTRIBUTED not in StrategyRegistry:
-        yield f"MLP, 4,096 records, processes: skipped, there is no strategy {DISTRIBUTED!r}"
-        return
 
     def measure(ranks: int, strategy: Strategy) -> float:
         workload = replace(MLP, batch=4096 // ranks)

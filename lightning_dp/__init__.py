@@ -40,7 +40,7 @@ from lightning_dp.releases import (
     laplace_mechanism,
     randomized_response,
 )
-from lightning_dp.strategies import PrivateStrategy
+from lightning_dp.strategies import PrivateDDPStrategy, PrivateStrategy
 
 __all__ = [
     "ApproximateDP",
@@ -60,6 +60,7 @@ __all__ = [
     "PrivacyMonitor",
     "PrivacyProfile",
     "PrivacySettings",
+    "PrivateDDPStrategy",
     "PrivateStrategy",
     "RandomizedResponse",
     "RenyiFilter",

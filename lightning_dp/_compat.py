@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from typing_extensions import override
 
 _LAYER_ATTRIBUTES = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
 
@@ -74,3 +80,51 @@ def data_of(trainer: Trainer, *, fitting: bool = True) -> dict[str, Any]:
     if not fitting:
         sources = {"dataloaders": validation}
     return {name: source.instance for name, source in sources.items() if not source.is_module()}
+
+
+def same_state_everywhere(module: nn.Module) -> None:
+    """Gives every process the parameters and buffers of the first one."""
+    _sync_module_states(module)
+
+
+class DDPWithResults(DDPStrategy):
+    """A strategy that gets something back from processes that were started by ``spawn`` or ``fork`` and end with fit.
+
+    Lightning brings back the weights and the logged metrics, and leaves the strategy as it was before.
+    """
+
+    @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if isinstance(self._launcher, _MultiProcessingLauncher):
+            self._launcher = _LauncherWithResults(self, start_method=self._start_method)  # type: ignore[arg-type]
+
+    def results_of_process(self) -> dict[str, Any]:
+        """Called in the first process at its end."""
+        return {}
+
+    def take_results(self, results: Mapping[str, Any]) -> None:
+        """Called in the process that started the others with what the first of them gave."""
+
+    def on_lost_results(self) -> None:
+        """Called in the process that started the others when one of them failed while training."""
+
+
+class _LauncherWithResults(_MultiProcessingLauncher):
+    @override
+    def launch(self, function: Any, *args: Any, trainer: Trainer | None = None, **kwargs: Any) -> Any:
+        try:
+            return super().launch(function, *args, trainer=trainer, **kwargs)
+        except BaseException:
+            if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
+                trainer.strategy.on_lost_results()  # type: ignore[attr-defined]
+            raise
+
+    @override
+    def get_extra_results(self, trainer: Trainer) -> dict[str, Any]:
+        return {**super().get_extra_results(trainer), "strategy": trainer.strategy.results_of_process()}  # type: ignore[attr-defined]
+
+    @override
+    def update_main_process_results(self, trainer: Trainer, extra: dict[str, Any]) -> None:
+        trainer.strategy.take_results(extra["strategy"])  # type: ignore[attr-defined]
+        super().update_main_process_results(trainer, extra)

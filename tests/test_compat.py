@@ -11,6 +11,8 @@ import pytest
 import torch
 from conftest import TrainerFactory
 from fixtures import Lit, LitData, make_loader
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from opacus.grad_sample import GradSampleHooks
 
 from lightning_dp import _compat, _packages, errors
@@ -97,3 +99,13 @@ def test_the_other_package_is_refused_by_name() -> None:
 def test_importing_lightning_dp_does_not_import_the_other_package() -> None:
     code = "import sys, lightning_dp; sys.exit('pytorch_lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_lightning_makes_its_launcher_where_we_replace_it() -> None:
+    strategy = _compat.DDPWithResults(
+        start_method="spawn", cluster_environment=LightningEnvironment(), parallel_devices=[torch.device("cpu")]
+    )
+    strategy._configure_launcher()
+    assert isinstance(strategy.launcher, _compat._LauncherWithResults), "Lightning moved `_configure_launcher`"
+    for name in ("launch", "get_extra_results", "update_main_process_results"):
+        assert hasattr(_MultiProcessingLauncher, name), f"Lightning moved `{name}` of its launcher"

@@ -1,7 +1,7 @@
 """Which records take part in an update: Poisson sampling, its loader, and the secret randomness behind it."""
 
 from lightning_dp.sampling.entropy import KeyStream, insecure_key, secret_key
-from lightning_dp.sampling.loader import ChunkInfo, PrivateDataLoader, check_loader
+from lightning_dp.sampling.loader import ChunkInfo, PrivateDataLoader, check_loader, fingerprint
 from lightning_dp.sampling.null_record import null_record
 from lightning_dp.sampling.poisson import ChunkIndices, PoissonSampler
 
@@ -12,6 +12,7 @@ __all__ = [
     "PoissonSampler",
     "PrivateDataLoader",
     "check_loader",
+    "fingerprint",
     "insecure_key",
     "null_record",
     "secret_key",

@@ -2,11 +2,13 @@
 
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lightning_dp.strategies.distributed import PrivateDDPStrategy
 from lightning_dp.strategies.mechanism import PrivateMechanism
 from lightning_dp.strategies.policy import Budget, PrivacyPolicy
 from lightning_dp.strategies.single_device import PrivateStrategy
 
-if PrivateStrategy.strategy_name not in StrategyRegistry:
-    PrivateStrategy.register_strategies(StrategyRegistry)
+for _kind in (PrivateStrategy, PrivateDDPStrategy):
+    if _kind.strategy_name not in StrategyRegistry:
+        _kind.register_strategies(StrategyRegistry)
 
-__all__ = ["Budget", "PrivacyPolicy", "PrivateMechanism", "PrivateStrategy"]
+__all__ = ["Budget", "PrivacyPolicy", "PrivateDDPStrategy", "PrivateMechanism", "PrivateStrategy"]

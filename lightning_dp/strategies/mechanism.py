@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -21,16 +21,18 @@ from typing_extensions import override
 
 from lightning_dp import _packages, _validate
 from lightning_dp.accounting import Guarantee, Ledger
+from lightning_dp.accounting.ledger import new_release_id
 from lightning_dp.errors import (
     InvalidValueError,
     LedgerError,
     PrivacyError,
     PrivacyViolationError,
     TrainerSettingsError,
+    UnsupportedDataError,
     UnsupportedModelError,
 )
 from lightning_dp.gradients import BookKeepingEngine, FlatClipping, GradientEngine, GradientMemory, HookEngine
-from lightning_dp.sampling import check_loader, insecure_key, secret_key
+from lightning_dp.sampling import check_loader, fingerprint, insecure_key, secret_key
 from lightning_dp.strategies import budgeting, resuming, settings
 from lightning_dp.strategies.null_batch import unseen
 from lightning_dp.strategies.policy import Budget, PrivacyPolicy, find_policy
@@ -41,6 +43,7 @@ from lightning_dp.strategies.sampling_plan import plan_sampling
 CHECKPOINT_KEY = "lightning_dp"
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class PrivateMechanism(Strategy):
@@ -103,6 +106,8 @@ class PrivateMechanism(Strategy):
         self.ledger = Ledger()
         self._run: PrivateRun | None = None
         self._policy = PrivacyPolicy()
+        self._policy_delta: float | None = None
+        self._num_records: int | None = None
         self._runs = 0
         self._user_settings: dict[str, Any] = {}
         self._stepping = False
@@ -120,13 +125,12 @@ class PrivateMechanism(Strategy):
                 "A guarantee needs a delta. Give `PrivateStrategy(delta=1e-5)`, a `PrivacyBudget` or a"
                 " `PrivacyMonitor(delta=1e-5)` and call `fit`, or ask `strategy.ledger.guarantee(delta=1e-5)`."
             )
-        num_records = self._run.plan.public_size if self._run is not None and self._run.has_data else None
-        return self.ledger.guarantee(self.reporting_delta, num_records=num_records)
+        return self.ledger.guarantee(self.reporting_delta, num_records=self._num_records)
 
     @property
     def reporting_delta(self) -> float | None:
         """The delta at which epsilon is reported: the budget's or monitor's, else the strategy's own."""
-        return self.delta if self._policy.reporting_delta is None else self._policy.reporting_delta
+        return self.delta if self._policy_delta is None else self._policy_delta
 
     @property
     def run(self) -> PrivateRun:
@@ -163,6 +167,7 @@ class PrivateMechanism(Strategy):
         super().setup_environment()
         trainer = self._trainer
         self._policy = find_policy(trainer)
+        self._policy_delta = self._policy.reporting_delta
         if trainer.state.fn != TrainerFn.FITTING:
             return
         settings.check_trainer(trainer)
@@ -196,6 +201,7 @@ class PrivateMechanism(Strategy):
             clipping=FlatClipping(self.max_grad_norm),
             key=self._new_key(),
             ledger=self.ledger,
+            release_id=self.broadcast(new_release_id()),
             watch_parameters=self._module.automatic_optimization,
         )
         super().setup(trainer)
@@ -223,6 +229,14 @@ class PrivateMechanism(Strategy):
         )
         if self.reporting_delta is not None:
             _validate.delta_below_one_record(self.reporting_delta, plan.public_size)
+        if len(set(self._from_all_processes((plan.num_records, fingerprint(loader.dataset))))) > 1:
+            # PRIVACY: a record with different positions on two processes could enter an update twice.
+            raise UnsupportedDataError(
+                f"The training data differs from process to process (this one has {plan.num_records} records). All"
+                " processes draw from the same data set, of which each gets its share, so every one must hold all"
+                " records in the same order: do not shard them, and give `random_split` a generator with a fixed seed."
+            )
+        self._num_records = plan.public_size
         return self.run.make_loader(loader, plan, self.global_rank)
 
     @override
@@ -277,7 +291,7 @@ class PrivateMechanism(Strategy):
         self._admit_module()
         info = run.begin_chunk()
         # PRIVACY: a batch without records is seen by nobody: not by logs, not by metrics, not by the sum.
-        with unseen(self._module) if info.num_records == 0 else nullcontext():
+        with unseen(self._module, alone=self.world_size == 1) if info.num_records == 0 else nullcontext():
             output = super().training_step(*args, **kwargs)
         run.check_forward()
         if output is None and not manual:
@@ -400,10 +414,13 @@ class PrivateMechanism(Strategy):
             return insecure_key(self.insecure_seed, self._runs)
         return self.broadcast(secret_key())
 
+    def _from_all_processes(self, value: _T) -> list[_T]:
+        """What each process has."""
+        return [value]
+
     def _sum_over_processes(self, total: Tensor) -> Tensor:
-        reduced = self.reduce(total, reduce_op="sum")
-        assert isinstance(reduced, Tensor)
-        return reduced
+        """The sum of a vector over all processes."""
+        return total
 
     def _merge_ledger(self, checkpoint: Mapping[str, Any], path: str | Path) -> None:
         if CHECKPOINT_KEY in checkpoint:

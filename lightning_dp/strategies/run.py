@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_dp.accounting import Gaussian, Ledger, PoissonSampled
-from lightning_dp.accounting.ledger import new_release_id
 from lightning_dp.errors import BudgetExceededError, PrivacyViolationError
 from lightning_dp.gradients import ClippedSum, ClippingRule, GradientEngine, StepGuard
 from lightning_dp.sampling import ChunkInfo, KeyStream, PoissonSampler, PrivateDataLoader
@@ -31,6 +30,7 @@ class PrivateRun:
         clipping: How much of each record's gradient stays.
         key: The secret of this run, the same on all processes.
         ledger: Where releases are written down.
+        release_id: Of what this run releases, the same on all processes.
         watch_parameters: Whether ``training_step`` must leave the parameters alone.
 
     Attributes:
@@ -47,13 +47,14 @@ class PrivateRun:
         clipping: ClippingRule,
         key: bytes,
         ledger: Ledger,
+        release_id: str,
         watch_parameters: bool = True,
     ) -> None:
         self.ledger = ledger
         self.make_engine, self.clipping = make_engine, clipping
         self.gradients = make_engine(module)
         self.guard = StepGuard(self.gradients, watch_parameters=watch_parameters)
-        self.release_id = new_release_id()
+        self.release_id = release_id
         self.updates_run = 0
         self.updates_allowed: int | None = None
         self._plan: SamplingPlan | None = None

@@ -43,7 +43,8 @@ class PrivateStrategy(PrivateMechanism, SingleDeviceStrategy):
         # Lightning hands the devices over only to strategies that have this property.
         if len(devices) > 1:
             raise TrainerSettingsError(
-                f"`strategy='private'` trains on one device, but the Trainer has {len(devices)}. Set `devices=1`."
+                f"`strategy='private'` trains on one device, but the Trainer has {len(devices)}. Use"
+                " `strategy='private_ddp'`, or set `devices=1`."
             )
         self._parallel_devices = tuple(devices)
 
@@ -57,7 +58,7 @@ class PrivateStrategy(PrivateMechanism, SingleDeviceStrategy):
         if value > 1:
             raise TrainerSettingsError(
                 f"`strategy='private'` trains on one device, but the Trainer has `num_nodes={value}`. Each node would"
-                " train a model of its own. Set `num_nodes=1`."
+                " train a model of its own. Use `strategy='private_ddp'`, or set `num_nodes=1`."
             )
 
     @property

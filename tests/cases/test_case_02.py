@@ -1,7 +1,10 @@
 """Case 02: no example can rot. Every recipe on disk, and every Python block of the README, is run."""
 
+import contextlib
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +16,16 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 
 
 def run(command, **settings):
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **settings)
+    """Runs a command in a session of its own, so that no process that it started outlives a time-out."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, **pipes, **settings)
+    try:
+        out, err = process.communicate(timeout=240)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def test_there_are_recipes():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lightning_dp import errors
 from lightning_dp.sampling import (
@@ -18,6 +18,7 @@ from lightning_dp.sampling import (
     PoissonSampler,
     PrivateDataLoader,
     check_loader,
+    fingerprint,
     insecure_key,
     null_record,
 )
@@ -168,3 +169,13 @@ def test_a_nested_subset_that_repeats_a_record_is_refused() -> None:
     with pytest.raises(errors.UnsupportedDataError, match="more than once"):
         check_loader(DataLoader(Subset(inner, [1, 2]), batch_size=1))
     check_loader(DataLoader(Subset(inner, [0, 1]), batch_size=1))
+
+
+def test_fingerprints_tell_data_sets_apart_whose_records_are_at_other_places() -> None:
+    records = TensorDataset(torch.arange(50.0))
+    reversed_ones = TensorDataset(torch.arange(50.0).flip(0))
+    parts = [Subset(records, [1, 2, 3]), Subset(records, [3, 2, 1]), ConcatDataset([records, Subset(records, [1])])]
+    alike = [fingerprint(dataset) for dataset in (records, TensorDataset(torch.arange(50.0)))]
+    assert alike[0] == alike[1]
+    assert len({alike[0], fingerprint(reversed_ones), *map(fingerprint, parts)}) == 5
+    assert fingerprint([1, 2]) != fingerprint([1, 2, 3])
