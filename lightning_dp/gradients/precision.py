@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -18,8 +18,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
     convolutions = device.type == "cuda" and torch.backends.cudnn.allow_tf32
     if convolutions:
         torch.backends.cudnn.allow_tf32 = False
+    casting = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), casting:
             yield
     finally:
         if allowed != "highest":

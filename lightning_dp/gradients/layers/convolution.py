@@ -165,21 +165,23 @@ class Convolved(SumOfTerms):
         b = self.b.reshape(self.records, groups * outputs, positions)
         unfolded = positions * inputs * groups * a.element_size()
         for part in pieces(self.records, unfolded + written, self.device):
-            windows = self._written_out(self._with_margins(a[part], workspace), workspace)
+            windows = self._written_out(self._with_margins(a[part], workspace, part.start == 0), workspace)
             count = len(windows) * groups
             if self._by_channels:
                 windows = windows.view(count, positions, inputs).transpose(1, 2)
             yield part, windows.view(count, inputs, positions), b[part].reshape(count, outputs, positions)
 
-    def _with_margins(self, a: Tensor, workspace: Workspace) -> Tensor:
-        """Contiguous inputs with zeros around them."""
+    def _with_margins(self, a: Tensor, workspace: Workspace, is_first: bool) -> Tensor:
+        """Contiguous inputs with zeros around them, which the first part writes for all that are no larger."""
         first, padding = 1 if self._by_channels else 2, self.geometry.padding
         if not any(padding):
             return a if a.is_contiguous() else workspace.take("margins", a.shape, a).copy_(a)
         size = list(a.shape)
         for dim, margin in enumerate(padding, first):
             size[dim] += 2 * margin
-        wide = inner = workspace.take("margins", size, a).zero_()
+        wide = inner = workspace.take("margins", size, a)
+        if is_first:
+            wide.zero_()
         for dim, margin in enumerate(padding, first):
             inner = inner.narrow(dim, margin, a.shape[dim])
         inner.copy_(a)
