@@ -27,10 +27,11 @@ class Outer(SumOfTerms):
         b: Gradients of the outputs, ``(records, positions, outputs)``.
         shape: Shape of the weight, ``(outputs, inputs)`` in any form.
         name: Of the parameter, for its workspace.
+        norms: Norms of ``b``, ``(records,)``, if they are known.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, shape: torch.Size, name: str) -> None:
-        self.a, self.b, self.name = wide(a), wide(b), name
+    def __init__(self, a: Tensor, b: Tensor, shape: torch.Size, name: str, norms: Tensor | None = None) -> None:
+        self.a, self.b, self.name, self._norms = wide(a), wide(b), name, norms
         super().__init__(len(a), shape, self.a)
 
     @property
@@ -64,7 +65,7 @@ class Outer(SumOfTerms):
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
         if method == "product":
-            return norm_bound(self.a).mul_(norm_bound(self.b)).square_(), self
+            return norm_bound(self.a).mul_(norm_bound(self.b, self._norms)).square_(), self
         if method == "gram":
             squares, terms = gram_squares(self.a, self.b, workspace)
             doubtful = is_cancelled(squares, terms, self.a.shape[1])

@@ -104,15 +104,16 @@ class Rows(Use):
 
     Args:
         rows: ``(records, *shape)``.
+        norms: Their norms, ``(records,)``, if they are known.
     """
 
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = wide(rows)
+    def __init__(self, rows: Tensor, norms: Tensor | None = None) -> None:
+        self._rows, self._norms = wide(rows), norms
         super().__init__(len(rows), rows.shape[1:], self._rows)
 
     @override
     def start(self, method: str, workspace: Workspace) -> tuple[Tensor, Use]:
-        return squared(self._rows), self
+        return squared(self._rows) if self._norms is None else self._norms.square(), self
 
     @override
     def add_to(self, total: Tensor, weights: Tensor, workspace: Workspace) -> None:
@@ -161,18 +162,26 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def norms_of(rows: Tensor) -> Tensor:
+    """Norm of each row, ``(records,)``."""
+    norms: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), rows.shape[1:].numel()), dim=1)
+    return norms
+
+
 def squared(rows: Tensor) -> Tensor:
     """Squared norm of each row, ``(records,)``."""
-    norms: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), rows.shape[1:].numel()), dim=1)
-    return norms.square_()
+    return norms_of(rows).square_()
 
 
-def norm_bound(rows: Tensor) -> Tensor:
-    """Norm of each row, ``(records,)``, and what underflow may hide of it: the norm of factors that are multiplied."""
-    flat = rows.reshape(len(rows), rows.shape[1:].numel())
-    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+def norm_bound(rows: Tensor, norms: Tensor | None = None) -> Tensor:
+    """Norm of each row, ``(records,)``, and what underflow may hide of it: the norm of factors that are multiplied.
+
+    Args:
+        rows: ``(records, ...)``.
+        norms: Their norms, if they are known.
+    """
     # PRIVACY: squares of numbers below 1e-19 are zero in float32, but times a large factor they make a gradient.
-    return norms.add_(hidden(flat.shape[1], norms.dtype))
+    return (norms_of(rows) if norms is None else norms) + hidden(rows.shape[1:].numel(), rows.dtype)
 
 
 def hidden(count: int, dtype: torch.dtype) -> float:
