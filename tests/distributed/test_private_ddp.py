@@ -55,6 +55,7 @@ def test_noise_is_added_once_for_all_processes(tmp_path: Path) -> None:
     assert_same(train(tmp_path, "several", **spec(2, sigma=1.0, **SOME)), one)
 
 
+@pytest.mark.slow
 def test_processes_that_end_with_fit_hand_their_ledger_back(tmp_path: Path) -> None:
     (one,) = train(tmp_path, "one", **spec(1, sigma=1.0, **SOME))
     (parent,) = train(tmp_path, "spawned", **spec(2, sigma=1.0, start_method="spawn", **SOME))
@@ -98,7 +99,7 @@ def test_torchrun_on_two_machines(tmp_path: Path) -> None:
     assert_same(several, one)
 
 
-@pytest.mark.parametrize("data", ["shards", "splits"])
+@pytest.mark.parametrize("data", [pytest.param("shards", marks=pytest.mark.slow), "splits"])
 def test_processes_that_do_not_hold_the_same_records_are_refused(data: str, tmp_path: Path) -> None:
     # PRIVACY: a record at two places could enter an update twice, once from each process.
     for seen in train(tmp_path, data, data=data, **spec(2, sigma=1.0, **SOME)):
