@@ -13,7 +13,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from typing_extensions import override
 
 from lightning_dp.gradients.layers.cancelled import SumOfTerms
-from lightning_dp.gradients.layers.outer import gram_squares, is_cancelled, is_lost, underflow
+from lightning_dp.gradients.layers.outer import gram_squares, is_cancelled, is_lost
 from lightning_dp.gradients.layers.registry import LayerForward, register_layer, without_batch
 from lightning_dp.gradients.layers.use import Permuted, Rows, Use, smaller_weighted, squared, wide, zeroed
 from lightning_dp.gradients.layers.workspace import Workspace, pieces, scratch_bytes
@@ -219,13 +219,12 @@ class Convolved(SumOfTerms):
         return a.as_strided(size, strides, a.storage_offset())
 
     def _by_gram(self, workspace: Workspace) -> tuple[Tensor, Tensor]:
-        groups, (positions, inputs, _) = self.geometry.groups, self.sizes
-        norms, sizes = self.a.new_empty(self.records), self.a.new_empty(self.records)
+        found = self.a.new_empty(3, self.records)
         for part, a, b in self._unfolded(workspace, 0):
-            squares, terms = gram_squares(a.transpose(1, 2), b.transpose(1, 2), workspace)
-            norms[part], sizes[part] = (x.view(-1, groups).sum(1) if groups > 1 else x for x in (squares, terms))
-        doubtful = is_cancelled(norms, sizes, positions)
-        return norms.add_(underflow(self.a, self.b, positions * inputs * groups, self.b.shape[1:].numel())), doubtful
+            sums = torch.stack(gram_squares(a.transpose(1, 2), b.transpose(1, 2), workspace))
+            found[:, part] = sums.view(3, -1, self.geometry.groups).sum(2)
+        squares, terms, underflow = found
+        return squares + underflow, is_cancelled(squares, terms, self.sizes[0])
 
     # -- rows by the weight gradient of the convolution library ------------------------------------------------------
 

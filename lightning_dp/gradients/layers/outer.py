@@ -67,9 +67,9 @@ class Outer(SumOfTerms):
         if method == "product":
             return norm_bound(self.a).mul_(norm_bound(self.b, self._norms)).square_(), self
         if method == "gram":
-            squares, terms = gram_squares(self.a, self.b, workspace)
+            squares, terms, underflow = gram_squares(self.a, self.b, workspace)
             doubtful = is_cancelled(squares, terms, self.a.shape[1])
-            squares += underflow(self.a, self.b, self.a.shape[1:].numel(), self.b.shape[1:].numel())
+            squares += underflow
             return squares, self.mended(squares, doubtful)
         if method == "twice":
             squares = self._by_pieces(workspace)
@@ -123,7 +123,7 @@ class Outer(SumOfTerms):
         return rows.view(len(records), *self.shape)
 
 
-def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """``|g|^2 = sum_ts (a_t . a_s) (b_t . b_s)``, without the gradient itself (Goodfellow, 2015).
 
     Args:
@@ -132,28 +132,23 @@ def gram_squares(a: Tensor, b: Tensor, workspace: Workspace) -> tuple[Tensor, Te
         workspace: Memory.
 
     Returns:
-        Squared norms, ``(records,)``, and the sums of the sizes of their terms: where nearly nothing is left of those,
-        rounding decides, and far too small a norm would leave the record unclipped.
+        Squared norms, ``(records,)``; the sums of the sizes of their terms, for where nearly nothing is left of those,
+        rounding decides, and far too small a norm would leave the record unclipped; and what products that underflow
+        may hide of the squared norms.
     """
     size = len(a), a.shape[1], a.shape[1]
     products = torch.bmm(a, a.transpose(1, 2), out=workspace.take("gram a", size, a))
     others = torch.bmm(b, b.transpose(1, 2), out=workspace.take("gram b", size, b))
-    products.mul_(others)
-    return products.sum((1, 2)), products.abs_().sum((1, 2))
-
-
-def underflow(a: Tensor, b: Tensor, inputs: int, outputs: int) -> Tensor:
-    """What products that underflow may hide of the squared norms, ``(records,)``.
-
-    Args:
-        a: Inputs, ``(records, ...)``.
-        b: Gradients of the outputs, ``(records, ...)``.
-        inputs: How many numbers of ``a`` go into one record's products, with repetitions.
-        outputs: The same for ``b``.
-    """
     # PRIVACY: a product that underflows is zero, and would hide a gradient where the other factor is large.
-    repeated = inputs / max(1, a.shape[1:].numel())
-    return squared(b) * hidden(inputs, a.dtype) ** 2 + repeated * squared(a) * hidden(outputs, b.dtype) ** 2
+    underflow = _trace(others) * hidden(a.shape[1:].numel(), a.dtype) ** 2
+    underflow += _trace(products) * hidden(b.shape[1:].numel(), b.dtype) ** 2
+    products.mul_(others)
+    return products.sum((1, 2)), products.abs_().sum((1, 2)), underflow
+
+
+def _trace(products: Tensor) -> Tensor:
+    """The squared norm of each record, from products of its positions with each other."""
+    return products.diagonal(dim1=1, dim2=2).sum(1)
 
 
 def is_cancelled(squares: Tensor, terms: Tensor, positions: int) -> Tensor:
