@@ -31,7 +31,16 @@ from lightning_dp.accounting import (
     updates_left,
 )
 from lightning_dp.callbacks import NonPrivateBaseline, PrivacyBudget, PrivacyMonitor
-from lightning_dp.gradients import LayerForward, Rows, register_layer
+from lightning_dp.gradients import (
+    AdaptiveClipping,
+    AutomaticClipping,
+    ClippingRule,
+    FlatClipping,
+    LayerForward,
+    PerLayerClipping,
+    Rows,
+    register_layer,
+)
 from lightning_dp.integrations import ContourAccountant
 from lightning_dp.releases import (
     exponential_mechanism,
@@ -43,10 +52,14 @@ from lightning_dp.releases import (
 from lightning_dp.strategies import PrivateDDPStrategy, PrivateStrategy
 
 __all__ = [
+    "AdaptiveClipping",
     "ApproximateDP",
+    "AutomaticClipping",
+    "ClippingRule",
     "Composition",
     "ContourAccountant",
     "ExponentialMechanism",
+    "FlatClipping",
     "Gaussian",
     "Guarantee",
     "Laplace",
@@ -55,6 +68,7 @@ __all__ = [
     "LedgerEntry",
     "Mechanism",
     "NonPrivateBaseline",
+    "PerLayerClipping",
     "PoissonSampled",
     "PrivacyBudget",
     "PrivacyMonitor",

@@ -16,10 +16,13 @@ from lightning_dp.errors import TrainerSettingsError
 from lightning_dp.strategies import PrivacyPolicy, PrivateMechanism
 
 EPSILON_KEY = "privacy/epsilon"
+CLIP_NORM_KEY = "privacy/clip_norm"
 
 
 class PrivacyMonitor(Callback, PrivacyPolicy):
     """Logs ``privacy/epsilon`` after every update and prints a statement when training starts and ends.
+
+    Where the clip norm moves, it logs ``privacy/clip_norm``, too.
 
     Epsilon is what has been spent at ``delta`` by everything in the ledger, add/remove adjacency.
 
@@ -69,8 +72,12 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
     ) -> None:
         if trainer.barebones:
             return
-        spent = _strategy(trainer).ledger.epsilon(self.delta)
+        strategy = _strategy(trainer)
+        spent = strategy.ledger.epsilon(self.delta)
         pl_module.log(EPSILON_KEY, spent, prog_bar=True, on_step=True, on_epoch=False, rank_zero_only=True)
+        clipping = strategy.run.clipping
+        if clipping.rule.is_adaptive:
+            pl_module.log(CLIP_NORM_KEY, clipping.max_norm, on_step=True, on_epoch=False, rank_zero_only=True)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

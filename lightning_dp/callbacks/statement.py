@@ -71,7 +71,7 @@ def _declared(strategy: PrivateMechanism) -> tuple[tuple[str, str], ...]:
         ("sampling", f"Poisson, rate q = {plan.sampling_rate:.6g}, {plan.updates_per_epoch} updates an epoch"),
         ("expected batch", f"{batch:.6g} records, {batch / plan.world_size:.6g} per process"),
         ("noise multiplier", f"{run.noise_multiplier:.6g}"),
-        ("clip norm", f"{run.clipping.sensitivity:g} (flat, over all parameters)"),
+        ("clip norm", run.bound),
     )
 
 

@@ -2,8 +2,8 @@
 
 from lightning_dp.gradients.bookkeeping import BookKeepingEngine
 from lightning_dp.gradients.choice import GradientMemory
-from lightning_dp.gradients.clipping import ClippingRule, FlatClipping, clipped_sum, record_norms
-from lightning_dp.gradients.engine import GradientEngine
+from lightning_dp.gradients.clipping import Clipping, ClippingRule, clipped_sum, record_norms
+from lightning_dp.gradients.engine import GradientEngine, trainable
 from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.gradients.guard import StepGuard, check_layers
 from lightning_dp.gradients.hooks import HookEngine
@@ -11,10 +11,14 @@ from lightning_dp.gradients.layers import LayerForward, Rows, Use, register_laye
 from lightning_dp.gradients.noise import standard_normal
 from lightning_dp.gradients.noisy_sum import ClippedSum
 from lightning_dp.gradients.probe import IndependenceProbe
+from lightning_dp.gradients.rules import AdaptiveClipping, AutomaticClipping, FlatClipping, PerLayerClipping
 
 __all__ = [
+    "AdaptiveClipping",
+    "AutomaticClipping",
     "BookKeepingEngine",
     "ClippedSum",
+    "Clipping",
     "ClippingRule",
     "FlatClipping",
     "FlatGradient",
@@ -23,6 +27,7 @@ __all__ = [
     "HookEngine",
     "IndependenceProbe",
     "LayerForward",
+    "PerLayerClipping",
     "Rows",
     "StepGuard",
     "Use",
@@ -31,4 +36,5 @@ __all__ = [
     "record_norms",
     "register_layer",
     "standard_normal",
+    "trainable",
 ]

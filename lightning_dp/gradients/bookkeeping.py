@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_dp.errors import InvalidValueError, UnsupportedModelError
 from lightning_dp.gradients.choice import GradientMemory, MethodChoice
-from lightning_dp.gradients.clipping import ClippingRule
+from lightning_dp.gradients.clipping import Clipping
 from lightning_dp.gradients.engine import GradientEngine, explain_inputs, explain_rows
 from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.gradients.graph import Passage, survey
@@ -308,7 +308,7 @@ class BookKeepingEngine(GradientEngine):
 
     # -- after the backward pass -------------------------------------------------------------------------------------
 
-    def add_clipped(self, total: FlatGradient, num_records: int, rule: ClippingRule) -> Tensor:
+    def add_clipped(self, total: FlatGradient, num_records: int, clipping: Clipping) -> Tensor:
         """Clips and adds up what the last backward pass left; see :class:`GradientEngine`."""
         step = self._finished()
         with full_precision(total.vector.device):
@@ -320,14 +320,13 @@ class BookKeepingEngine(GradientEngine):
             if not step.started:
                 return torch.zeros(num_records, dtype=total.vector.dtype, device=total.vector.device)
             # The loss is a mean: a record's own gradient is as many times larger as there are records.
-            norms = torch.stack([square.to(total.vector.dtype) for square in step.squares]).sum(0).sqrt_()
-            norms *= num_records
-            finite = torch.isfinite(norms)
+            squares = {name: s.to(total.vector.dtype) for name, s in zip(step.started, step.squares, strict=True)}
+            norms, finite, factors = clipping.decide(squares, self.parameters, scale=num_records)
             all_finite = bool(finite.all())
-            weights = rule.factors(norms) * num_records
             for name, use in step.started.items():
                 # PRIVACY: a dropped record is zeroed before any product, for zero times infinity is not zero.
-                (use if all_finite else use.only(finite)).add_to(total.views[name], weights, self._workspace)
+                kept = use if all_finite else use.only(finite)
+                kept.add_to(total.views[name], factors[name] * num_records, self._workspace)
                 total.used.add(name)
         if self.is_frugal:
             self._workspace.clear()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from lightning_dp.errors import UnsupportedModelError
-from lightning_dp.gradients.clipping import ClippingRule
+from lightning_dp.gradients.clipping import Clipping
 from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.gradients.layers.pressed import press
 
@@ -94,7 +94,7 @@ class GradientEngine(ABC):
         loss.backward()  # type: ignore[no-untyped-call]
 
     @abstractmethod
-    def add_clipped(self, total: FlatGradient, num_records: int, rule: ClippingRule) -> Tensor:
+    def add_clipped(self, total: FlatGradient, num_records: int, clipping: Clipping) -> Tensor:
         """Clips the gradient of each record of the last backward pass and adds them up.
 
         A record whose gradient is not finite is dropped: it adds nothing, and no other record changes by it.
@@ -102,7 +102,7 @@ class GradientEngine(ABC):
         Args:
             total: What the sum is added to.
             num_records: Records of the batch, at least 1.
-            rule: How much of each record's gradient stays.
+            clipping: How much of each record's gradient stays.
 
         Returns:
             The norms before clipping, ``(num_records,)``.

@@ -17,18 +17,21 @@ class FlatGradient:
 
     Args:
         parameters: The parameters, by name; their order is that of the vector.
+        has_side: Whether there is one more element, for what a clipping rule adds up beside the gradient.
 
     Attributes:
         vector: All of it, ``(total number of elements,)``.
         views: The piece of each parameter, in its shape.
+        side: The element that is no parameter's, ``(1,)``; else ``(0,)``.
         used: Parameters that took part in what was added.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, has_side: bool = False) -> None:
         dtype, device = _widest(parameters.values()), next(iter(parameters.values())).device
         self.used: set[str] = set()
-        self.vector = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=dtype, device=device)
-        pieces = torch.split(self.vector, [p.numel() for p in parameters.values()])
+        sizes = [p.numel() for p in parameters.values()]
+        self.vector = torch.zeros(sum(sizes) + has_side, dtype=dtype, device=device)
+        *pieces, self.side = torch.split(self.vector, [*sizes, int(has_side)])
         self.views = {name: piece.view(p.shape) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
 
     def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_dp import _compat
 from lightning_dp.errors import UnsupportedModelError
-from lightning_dp.gradients.clipping import ClippingRule, clipped_sum
+from lightning_dp.gradients.clipping import Clipping, clipped_sum
 from lightning_dp.gradients.engine import GradientEngine, explain_inputs, explain_rows
 from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.gradients.layers.pressed import press
@@ -75,13 +75,13 @@ class HookEngine(GradientEngine):
         _compat.forget_hooks(self.module)
         super().detach()
 
-    def add_clipped(self, total: FlatGradient, num_records: int, rule: ClippingRule) -> Tensor:
+    def add_clipped(self, total: FlatGradient, num_records: int, clipping: Clipping) -> Tensor:
         """Clips the rows of the last backward pass and adds them up; see :class:`GradientEngine`."""
         rows = self.take_rows(num_records)
         if not rows:
             return torch.zeros(num_records)
-        sums, norms = clipped_sum(list(rows.values()), rule)
-        for name, value in zip(rows, sums, strict=True):
+        sums, norms = clipped_sum(rows, clipping, self.parameters)
+        for name, value in sums.items():
             total.views[name].add_(value)
         total.used.update(rows)
         return norms

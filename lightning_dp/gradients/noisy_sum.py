@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lightning_dp.errors import UnsupportedModelError
-from lightning_dp.gradients.clipping import ClippingRule
+from lightning_dp.gradients.clipping import Clipping
 from lightning_dp.gradients.engine import GradientEngine
 from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.sampling.entropy import KeyStream
@@ -19,11 +19,14 @@ class ClippedSum:
 
     Args:
         engine: Where the clipped sum of each chunk comes from.
-        rule: How much of each record's gradient stays.
+        clipping: How much of each record's gradient stays in the first update.
+
+    Attributes:
+        clipping: The same for the update at hand; changed by rules that move the clip norm.
     """
 
-    def __init__(self, engine: GradientEngine, rule: ClippingRule) -> None:
-        self.engine, self.rule = engine, rule
+    def __init__(self, engine: GradientEngine, clipping: Clipping) -> None:
+        self.engine, self.clipping = engine, clipping
         self._raw: FlatGradient | None = None
         self._released: FlatGradient | None = None
         self._warned = False
@@ -38,7 +41,10 @@ class ClippedSum:
             self.engine.forget()
             self.engine.drop_raw()
             return
-        self.engine.add_clipped(self._sum(), num_records, self.rule)
+        total = self._sum()
+        norms = self.engine.add_clipped(total, num_records, self.clipping)
+        if self._is_adaptive:
+            total.side.add_(self.clipping.side_sum(norms))
 
     def release(
         self,
@@ -52,7 +58,7 @@ class ClippedSum:
         """Adds noise, sums over processes, divides, and makes the result the gradient of the parameters.
 
         Args:
-            noise_multiplier: Standard deviation of the noise over the rule's sensitivity.
+            noise_multiplier: Standard deviation of the noise over the sensitivity of the clipping rule.
             stream: Where noise comes from; None on all processes but one.
             index: The stretch of the stream.
             reduce: Sums a vector over all processes.
@@ -61,14 +67,14 @@ class ClippedSum:
         raw = self._sum()
         self._warn_unused(raw.used)
         if self._released is None or not self._released.fits(self.engine.parameters):
-            self._released = FlatGradient(self.engine.parameters)
+            self._released = FlatGradient(self.engine.parameters, has_side=self._is_adaptive)
         released = self._released
         try:
             # PRIVACY: gradients of the last update may be views of this memory, which gets sum and noise in one go.
             released.take(
                 raw,
                 factor=1 / divide_by,
-                scale=noise_multiplier * self.rule.sensitivity / divide_by,
+                scale=noise_multiplier * self.clipping.sensitivity / divide_by,
                 stream=stream,
                 index=index,
             )
@@ -80,8 +86,14 @@ class ClippedSum:
             released.vector.zero_()
             raise
         released.hand_out(self.engine.parameters.values())
+        if self._is_adaptive:
+            self.clipping = self.clipping.after(float(released.side))
         if self.engine.is_frugal:
             self._raw = None
+
+    @property
+    def _is_adaptive(self) -> bool:
+        return self.clipping.rule.is_adaptive
 
     def reset(self) -> None:
         """Forgets what has been added."""
@@ -95,7 +107,7 @@ class ClippedSum:
                     " its first batches is for the others. Do that in `on_train_epoch_start`, or when"
                     " `trainer.global_step` has changed."
                 )
-            self._raw = FlatGradient(self.engine.parameters)
+            self._raw = FlatGradient(self.engine.parameters, has_side=self._is_adaptive)
         return self._raw
 
     def _warn_unused(self, used: set[str]) -> None:

@@ -31,7 +31,15 @@ from lightning_dp.errors import (
     UnsupportedDataError,
     UnsupportedModelError,
 )
-from lightning_dp.gradients import BookKeepingEngine, FlatClipping, GradientEngine, GradientMemory, HookEngine
+from lightning_dp.gradients import (
+    BookKeepingEngine,
+    Clipping,
+    ClippingRule,
+    FlatClipping,
+    GradientEngine,
+    GradientMemory,
+    HookEngine,
+)
 from lightning_dp.sampling import check_loader, fingerprint, insecure_key, secret_key
 from lightning_dp.strategies import budgeting, resuming, settings
 from lightning_dp.strategies.null_batch import unseen
@@ -50,9 +58,12 @@ class PrivateMechanism(Strategy):
     """Makes a Lightning strategy train privately. Not used alone: combined with a strategy that owns the devices.
 
     Args:
-        noise_multiplier: Standard deviation of the noise over ``max_grad_norm``, at least 0. ``None``: found by a
+        noise_multiplier: Standard deviation of the noise over ``max_grad_norm`` (over the sensitivity of ``clipping``,
+            where that is another one), at least 0. ``None``: found by a
             ``PrivacyBudget``. There is no default noise.
         max_grad_norm: Largest L2 norm of one record's gradient over all parameters together.
+        clipping: How gradients are brought to that norm: :class:`FlatClipping` (the default),
+            :class:`PerLayerClipping`, :class:`AutomaticClipping` or :class:`AdaptiveClipping`.
         sampling_rate: Probability that a record takes part in one update. ``None``: ``batch_size *
             accumulate_grad_batches * processes / N``.
         delta: The delta at which ``guarantee`` is given when no callback says one.
@@ -80,6 +91,7 @@ class PrivateMechanism(Strategy):
         *,
         noise_multiplier: float | None = None,
         max_grad_norm: float = 1.0,
+        clipping: ClippingRule | None = None,
         sampling_rate: float | None = None,
         delta: float | None = None,
         public_size: int | None = None,
@@ -94,6 +106,7 @@ class PrivateMechanism(Strategy):
         _packages.watch_for_other_package(type(self))
         self._fixed_noise_multiplier = _validate.optional(_validate.non_negative, "noise_multiplier", noise_multiplier)
         self.max_grad_norm = _validate.positive("max_grad_norm", max_grad_norm)
+        self.clipping = _checked_rule(clipping)
         self.sampling_rate = _validate.optional(_validate.probability, "sampling_rate", sampling_rate)
         self.delta = None if delta is None else _validate.delta(delta)
         self.public_size = _validate.optional(_validate.integer, "public_size", public_size, minimum=1)
@@ -108,6 +121,7 @@ class PrivateMechanism(Strategy):
         self._policy = PrivacyPolicy()
         self._policy_delta: float | None = None
         self._num_records: int | None = None
+        self._loaded_clip_norm: float | None = None
         self._runs = 0
         self._user_settings: dict[str, Any] = {}
         self._stepping = False
@@ -189,6 +203,7 @@ class PrivateMechanism(Strategy):
             super().setup(trainer)
             return
         settings.check_module(self._module)
+        self.clipping.check([name for name, _ in self._module.named_parameters()])
         self._user_settings = settings.settings_of(trainer)
         if settings.is_fast_dev_run(trainer):
             # A quick check runs whole updates: one physical batch each.
@@ -198,7 +213,7 @@ class PrivateMechanism(Strategy):
         self._run = PrivateRun(
             self._module,
             make_engine=self._make_engine,
-            clipping=FlatClipping(self.max_grad_norm),
+            clipping=Clipping(self.clipping, self._first_clip_norm()),
             key=self._new_key(),
             ledger=self.ledger,
             release_id=self.broadcast(new_release_id()),
@@ -364,6 +379,8 @@ class PrivateMechanism(Strategy):
     ) -> None:
         # PRIVACY: here and not in a callback's state, which files with `save_weights_only=True` leave out.
         checkpoint[CHECKPOINT_KEY] = {"ledger": self.ledger.state_dict()}
+        if self.clipping.is_adaptive and self._run is not None:
+            checkpoint[CHECKPOINT_KEY]["clip_norm"] = self._run.clipping.max_norm
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
@@ -375,6 +392,7 @@ class PrivateMechanism(Strategy):
             self._merge_ledger(checkpoint, checkpoint_path)
         if fitting:
             budgeting.check_open(self.budget, self.ledger)
+            self._loaded_clip_norm = checkpoint.get(CHECKPOINT_KEY, {}).get("clip_norm")
         return checkpoint
 
     @override
@@ -407,6 +425,11 @@ class PrivateMechanism(Strategy):
             return HookEngine(module)
         return BookKeepingEngine(module, memory=self.gradient_memory, methods=self.gradient_methods)
 
+    def _first_clip_norm(self) -> float:
+        """That of the resumed run, for rules that move it, else what was given."""
+        loaded, self._loaded_clip_norm = self._loaded_clip_norm, None
+        return self.max_grad_norm if loaded is None or not self.clipping.is_adaptive else loaded
+
     def _new_key(self) -> bytes:
         self._runs += 1
         if self.insecure_seed is not None:
@@ -438,6 +461,17 @@ class PrivateMechanism(Strategy):
 def _has_own_backward(module: LightningModule) -> bool:
     """Whether the user's module runs its backward pass in its own way."""
     return type(module).backward is not LightningModule.backward
+
+
+def _checked_rule(rule: object) -> ClippingRule:
+    if rule is None:
+        return FlatClipping()
+    if not isinstance(rule, ClippingRule):
+        raise InvalidValueError(
+            f"`clipping` must be a clipping rule, such as `lightning_dp.AutomaticClipping()`, got {rule!r} of type"
+            f" {type(rule).__name__}."
+        )
+    return rule
 
 
 def _checked_memory(memory: object) -> GradientMemory | int:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from lightning_dp.accounting import Gaussian, Ledger, PoissonSampled
 from lightning_dp.errors import BudgetExceededError, PrivacyViolationError
-from lightning_dp.gradients import ClippedSum, ClippingRule, GradientEngine, StepGuard
+from lightning_dp.gradients import ClippedSum, Clipping, GradientEngine, StepGuard, trainable
 from lightning_dp.sampling import ChunkInfo, KeyStream, PoissonSampler, PrivateDataLoader
 from lightning_dp.strategies.sampling_plan import SamplingPlan
 
@@ -27,7 +27,7 @@ class PrivateRun:
     Args:
         module: The module to train, on its device.
         make_engine: Makes the gradient engine of a module.
-        clipping: How much of each record's gradient stays.
+        clipping: How much of each record's gradient stays in the first update.
         key: The secret of this run, the same on all processes.
         ledger: Where releases are written down.
         release_id: Of what this run releases, the same on all processes.
@@ -44,14 +44,14 @@ class PrivateRun:
         module: nn.Module,
         *,
         make_engine: Callable[[nn.Module], GradientEngine],
-        clipping: ClippingRule,
+        clipping: Clipping,
         key: bytes,
         ledger: Ledger,
         release_id: str,
         watch_parameters: bool = True,
     ) -> None:
         self.ledger = ledger
-        self.make_engine, self.clipping = make_engine, clipping
+        self.make_engine = make_engine
         self.gradients = make_engine(module)
         self.guard = StepGuard(self.gradients, watch_parameters=watch_parameters)
         self.release_id = release_id
@@ -64,6 +64,16 @@ class PrivateRun:
         self._sampling, self._noise = KeyStream(key, "sampling"), KeyStream(key, "noise")
         self._sum = ClippedSum(self.gradients, clipping)
         self._update, self._chunks_done, self._open = -1, 0, False
+
+    @property
+    def clipping(self) -> Clipping:
+        """How much of each record's gradient stays in the update at hand."""
+        return self._sum.clipping
+
+    @property
+    def bound(self) -> str:
+        """The bound of one record in words."""
+        return self.clipping.rule.describe(self.clipping.max_norm, trainable(self.gradients.module))
 
     @property
     def plan(self) -> SamplingPlan:
@@ -92,7 +102,7 @@ class PrivateRun:
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over ``max_grad_norm``."""
+        """Standard deviation of the noise over the sensitivity of the clipping rule."""
         mechanism = self.mechanism.mechanism
         assert isinstance(mechanism, Gaussian)
         return mechanism.noise_multiplier

@@ -10,7 +10,7 @@ from random_modules import clipped, cross_entropy, loop_over_records, random_cas
 from torch import Tensor, nn
 
 from lightning_dp.errors import UnsupportedModelError
-from lightning_dp.gradients import BookKeepingEngine, FlatClipping, FlatGradient, GradientEngine, HookEngine
+from lightning_dp.gradients import BookKeepingEngine, Clipping, FlatClipping, FlatGradient, GradientEngine, HookEngine
 
 MAX_NORM = 0.1
 
@@ -27,7 +27,7 @@ def engine_sum(
         engine.prepare(loss)
         engine.backward(loss)
         total = FlatGradient(engine.parameters)
-        norms = engine.add_clipped(total, len(batch[0]), FlatClipping(max_norm))
+        norms = engine.add_clipped(total, len(batch[0]), Clipping(FlatClipping(), max_norm))
     return total.vector, norms
 
 
@@ -251,9 +251,9 @@ def test_norms_and_sums_keep_full_precision_and_the_users_choice_comes_back(allo
     before = torch.get_float32_matmul_precision()
 
     class Watched(FlatClipping):
-        def factors(self, norms: Tensor) -> Tensor:
+        def factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
             seen.append(torch.get_float32_matmul_precision())
-            return super().factors(norms)
+            return super().factors(norms, bounds)
 
     torch.set_float32_matmul_precision(allowed)
     try:
@@ -263,7 +263,7 @@ def test_norms_and_sums_keep_full_precision_and_the_users_choice_comes_back(allo
         engine.prepare(loss)
         engine.backward(loss)
         total = FlatGradient(engine.parameters)
-        engine.add_clipped(total, 5, Watched(MAX_NORM))
+        engine.add_clipped(total, 5, Clipping(Watched(), MAX_NORM))
         assert torch.get_float32_matmul_precision() == allowed
     finally:
         torch.set_float32_matmul_precision(before)
@@ -285,7 +285,7 @@ def test_memory_is_kept_to_what_was_allowed() -> None:
         engine.prepare(loss)
         engine.backward(loss)
         uses = {name: found[0] for name, found in engine._step.waiting.items()}
-        engine.add_clipped(FlatGradient(engine.parameters), 8, FlatClipping(MAX_NORM))
+        engine.add_clipped(FlatGradient(engine.parameters), 8, Clipping(FlatClipping(), MAX_NORM))
         held[memory] = sum(engine.choice.method(name, use) == "rows" for name, use in uses.items())
         engine.detach()
     assert held["low"] == 0
