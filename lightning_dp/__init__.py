@@ -30,7 +30,7 @@ from lightning_dp.accounting import (
     group_privacy,
     updates_left,
 )
-from lightning_dp.callbacks import NonPrivateBaseline, PrivacyBudget, PrivacyMonitor
+from lightning_dp.callbacks import ClipNormCalibrator, NonPrivateBaseline, PrivacyBudget, PrivacyMonitor
 from lightning_dp.gradients import (
     AdaptiveClipping,
     AutomaticClipping,
@@ -55,6 +55,7 @@ __all__ = [
     "AdaptiveClipping",
     "ApproximateDP",
     "AutomaticClipping",
+    "ClipNormCalibrator",
     "ClippingRule",
     "Composition",
     "ContourAccountant",

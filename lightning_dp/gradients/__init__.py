@@ -10,6 +10,7 @@ from lightning_dp.gradients.hooks import HookEngine
 from lightning_dp.gradients.layers import LayerForward, Rows, Use, register_layer
 from lightning_dp.gradients.noise import standard_normal
 from lightning_dp.gradients.noisy_sum import ClippedSum
+from lightning_dp.gradients.norms import gradient_norms
 from lightning_dp.gradients.probe import IndependenceProbe
 from lightning_dp.gradients.rules import AdaptiveClipping, AutomaticClipping, FlatClipping, PerLayerClipping
 
@@ -33,6 +34,7 @@ __all__ = [
     "Use",
     "check_layers",
     "clipped_sum",
+    "gradient_norms",
     "record_norms",
     "register_layer",
     "standard_normal",

@@ -49,7 +49,7 @@ class IndependenceProbe:
         tolerance: float,
         usual_size: int,
     ) -> None:
-        self._replica = _silent_replica(module)
+        self._replica = silent_replica(module)
         self._gradients = engine(self._replica)
         self._loss, self._tolerance, self._usual_size = loss, tolerance, usual_size
 
@@ -202,7 +202,7 @@ class IndependenceProbe:
         return worst, changes[worst]
 
 
-def _silent_replica(module: LightningModule) -> LightningModule:
+def silent_replica(module: LightningModule) -> LightningModule:
     """A copy that logs nothing and shares the trainer of the original."""
     try:
         replica = copy.deepcopy(module)

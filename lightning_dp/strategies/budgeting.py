@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_dp.accounting import Ledger, updates_left
+from lightning_dp.accounting import Ledger, Mechanism, updates_left
 from lightning_dp.errors import BudgetExceededError
 from lightning_dp.strategies.policy import Budget
 from lightning_dp.strategies.run import PrivateRun
@@ -25,6 +25,28 @@ def check_open(budget: Budget | None, ledger: Ledger) -> None:
         raise BudgetExceededError(
             f"The budget of epsilon = {budget.epsilon:g} at delta = {budget.delta:g} is spent: the"
             f" {ledger.num_updates} updates in the ledger cost {spent:.6g}. Raise `epsilon`, or stop here."
+        )
+
+
+def check_affordable(budget: Budget | None, ledger: Ledger, mechanism: Mechanism, *, what: str) -> None:
+    """Refuses a release that the budget does not allow.
+
+    Args:
+        budget: What must not be overspent.
+        ledger: What was spent.
+        mechanism: What is to be released.
+        what: The release in words.
+
+    Raises:
+        BudgetExceededError: It would leave nothing.
+    """
+    if budget is None:
+        return
+    later = (ledger.composition() + mechanism).epsilon(budget.delta)
+    if later >= budget.epsilon:
+        raise BudgetExceededError(
+            f"With {what}, epsilon would be {later:.6g} at delta = {budget.delta:g}, which leaves nothing of the"
+            f" budget of {budget.epsilon:g} for training. Nothing was released. Raise that `epsilon`, or ask for less."
         )
 
 

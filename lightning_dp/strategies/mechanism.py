@@ -42,8 +42,9 @@ from lightning_dp.gradients import (
 )
 from lightning_dp.sampling import check_loader, fingerprint, insecure_key, secret_key
 from lightning_dp.strategies import budgeting, resuming, settings
+from lightning_dp.strategies.clip_norm import release_clip_norm
 from lightning_dp.strategies.null_batch import unseen
-from lightning_dp.strategies.policy import Budget, PrivacyPolicy, find_policy
+from lightning_dp.strategies.policy import Budget, ClipNormQuery, PrivacyPolicy, find_clip_norm_query, find_policy
 from lightning_dp.strategies.probing import probe_module
 from lightning_dp.strategies.run import PrivateRun
 from lightning_dp.strategies.sampling_plan import plan_sampling
@@ -121,7 +122,9 @@ class PrivateMechanism(Strategy):
         self._policy = PrivacyPolicy()
         self._policy_delta: float | None = None
         self._num_records: int | None = None
+        self._clip_norm_query: ClipNormQuery | None = None
         self._loaded_clip_norm: float | None = None
+        self._has_loaded_clip_norm = False
         self._runs = 0
         self._user_settings: dict[str, Any] = {}
         self._stepping = False
@@ -182,6 +185,7 @@ class PrivateMechanism(Strategy):
         trainer = self._trainer
         self._policy = find_policy(trainer)
         self._policy_delta = self._policy.reporting_delta
+        self._clip_norm_query = find_clip_norm_query(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         settings.check_trainer(trainer)
@@ -286,6 +290,7 @@ class PrivateMechanism(Strategy):
         settings.check_batches(trainer, run)
         resuming.restart_update(trainer, run.plan.num_chunks)
         remaining = settings.updates_to_run(trainer)
+        self._find_clip_norm()
         noise_multiplier = self._fixed_noise_multiplier
         if noise_multiplier is None:
             assert remaining is not None
@@ -296,6 +301,32 @@ class PrivateMechanism(Strategy):
         run.start(noise_multiplier)
         if self.budget is not None:
             run.updates_allowed = budgeting.limit_updates(trainer, run, self.budget, remaining)
+
+    def _find_clip_norm(self) -> None:
+        run = self.run
+        if self._clip_norm_query is None or self._has_loaded_clip_norm:
+            return
+        try:
+            # PRIVACY: a quantile of norms bounds one record's part only if its norm depends on that record alone.
+            self._admit_module()
+        except PrivacyError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"The clip norm is found before `on_train_start` of the module, where `training_step` fails:"
+                f" {type(error).__name__}: {error} Set up what it needs in `setup` or `on_fit_start`."
+            ) from error
+        norm = release_clip_norm(
+            self._clip_norm_query,
+            self._module,
+            run,
+            budget=self.budget,
+            rank=self.global_rank,
+            sum_over_processes=self._sum_over_processes,
+            same_everywhere=self.broadcast,
+            insecure_seed=self.insecure_seed,
+        )
+        run.change_clip_norm(norm)
 
     # -- one update --------------------------------------------------------------------------------------------------
 
@@ -379,7 +410,7 @@ class PrivateMechanism(Strategy):
     ) -> None:
         # PRIVACY: here and not in a callback's state, which files with `save_weights_only=True` leave out.
         checkpoint[CHECKPOINT_KEY] = {"ledger": self.ledger.state_dict()}
-        if self.clipping.is_adaptive and self._run is not None:
+        if self._moves_clip_norm and self._run is not None:
             checkpoint[CHECKPOINT_KEY]["clip_norm"] = self._run.clipping.max_norm
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -425,10 +456,16 @@ class PrivateMechanism(Strategy):
             return HookEngine(module)
         return BookKeepingEngine(module, memory=self.gradient_memory, methods=self.gradient_methods)
 
+    @property
+    def _moves_clip_norm(self) -> bool:
+        """Whether the clip norm may be another one than was given."""
+        return self.clipping.is_adaptive or self._clip_norm_query is not None
+
     def _first_clip_norm(self) -> float:
-        """That of the resumed run, for rules that move it, else what was given."""
+        """That of the resumed run where it moves, else what was given."""
         loaded, self._loaded_clip_norm = self._loaded_clip_norm, None
-        return self.max_grad_norm if loaded is None or not self.clipping.is_adaptive else loaded
+        self._has_loaded_clip_norm = loaded is not None and self._moves_clip_norm
+        return loaded if loaded is not None and self._moves_clip_norm else self.max_grad_norm
 
     def _new_key(self) -> bytes:
         self._runs += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -30,20 +30,27 @@ def probe_module(module: LightningModule, run: PrivateRun) -> None:
     Raises:
         UnsupportedModelError: It does not; the message names the parameter or module, the reason and the remedy.
     """
+    probe = IndependenceProbe(
+        module,
+        engine=run.make_engine,
+        loss=loss_of_records(module, run),
+        tolerance=_BFLOAT_TOLERANCE if "bf16" in str(module.trainer.precision) else _TOLERANCE,
+        usual_size=run.usual_size,
+    )
+    # Fetched once: a data set that augments gives another record each time.
+    probe.run(run.random_records(NUM_RECORDS))
+
+
+def loss_of_records(module: LightningModule, run: PrivateRun) -> Callable[[LightningModule, list[Any]], Tensor]:
+    """Runs ``training_step`` of a copy of ``module`` on records, collated and transferred as in training."""
     trainer, collate = module.trainer, run.loader.chunks.collate_fn
 
-    def loss(replica: LightningModule, batch_records: list[Any]) -> Tensor:
-        batch = _compat.transfer(module, collate(batch_records))
+    def loss(replica: LightningModule, records: list[Any]) -> Tensor:
+        batch = _compat.transfer(module, collate(records))
         with trainer.precision_plugin.train_step_context():
             return _loss_of(replica, _compat.training_step_arguments(trainer, batch))
 
-    tolerance = _BFLOAT_TOLERANCE if "bf16" in str(trainer.precision) else _TOLERANCE
-    usual_size = max(1, round(run.plan.expected_batch_size / run.plan.num_chunks / run.plan.world_size))
-    # Fetched once: a data set that augments gives another record each time.
-    records = run.random_records(NUM_RECORDS)
-    IndependenceProbe(module, engine=run.make_engine, loss=loss, tolerance=tolerance, usual_size=usual_size).run(
-        records
-    )
+    return loss
 
 
 def _loss_of(replica: LightningModule, arguments: tuple[Any, ...]) -> Tensor:

@@ -15,7 +15,7 @@ from lightning_dp.sampling import ChunkInfo, KeyStream, PoissonSampler, PrivateD
 from lightning_dp.strategies.sampling_plan import SamplingPlan
 
 _T = TypeVar("_T")
-_PROBE_STRETCH = 2**64 - 1  # of the sampling stream; no update has this number
+_PROBE_STRETCH, _CLIP_NORM_STRETCH = 2**64 - 1, 2**64 - 2  # of the sampling stream; no update has them
 
 
 class PrivateRun:
@@ -187,6 +187,23 @@ class PrivateRun:
         self._open = False
         self._sum.add_chunk(info.num_records)
         self._chunks_done += 1
+
+    @property
+    def usual_size(self) -> int:
+        """Expected number of records of a physical batch, 1 at least."""
+        return max(1, round(self.plan.expected_batch_size / self.plan.num_chunks / self.plan.world_size))
+
+    def change_clip_norm(self, max_norm: float) -> None:
+        """Replaces the clip norm of the next update."""
+        self._sum.clipping = Clipping(self.clipping.rule, max_norm)
+
+    def sample(self, rate: float) -> list[Any]:
+        """A Poisson sample of the records, the same on all processes and part of no update."""
+        plan, dataset = self.plan, self.loader.chunks.dataset
+        sampler = PoissonSampler(
+            num_records=plan.num_records, sampling_rate=rate, updates_per_epoch=1, stream=self._sampling
+        )
+        return [dataset[int(i)] for i in sampler.selection(_CLIP_NORM_STRETCH)]
 
     def random_records(self, count: int) -> list[Any]:
         """Some records of the data set, drawn at random: its first ones may all be of one class."""
