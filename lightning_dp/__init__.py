@@ -49,6 +49,7 @@ from lightning_dp.releases import (
     laplace_mechanism,
     randomized_response,
 )
+from lightning_dp.replacements import replace_unsupported
 from lightning_dp.strategies import PrivateDDPStrategy, PrivateStrategy
 
 __all__ = [
@@ -95,5 +96,6 @@ __all__ = [
     "laplace_mechanism",
     "randomized_response",
     "register_layer",
+    "replace_unsupported",
     "updates_left",
 ]

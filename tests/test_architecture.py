@@ -15,7 +15,18 @@ ROOT = Path(lightning_dp.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 # A room may import itself and what stands after it; those with an underscore serve all.
-ORDER = ["cli", "integrations", "callbacks", "strategies", "gradients", "releases", "sampling", "accounting", "errors"]
+ORDER = [
+    "cli",
+    "integrations",
+    "callbacks",
+    "strategies",
+    "replacements",
+    "gradients",
+    "releases",
+    "sampling",
+    "accounting",
+    "errors",
+]
 SERVANTS = {"_validate", "_version", "_compat", "_packages"}
 
 

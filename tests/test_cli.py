@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonargparse import ArgumentParser
 
 import lightning_dp
 from lightning_dp import Gaussian, Ledger, PoissonSampled
@@ -178,3 +179,22 @@ def test_a_recipe_serves_every_lightning_command(
     shown = capsys.readouterr().out
     assert command == "predict" or "val_acc" in shown
     assert "Private training" not in shown
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, as above
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("FlatClipping", {}),
+        ("PerLayerClipping", {"weights": {"net.0": 2.0}}),
+        ("AutomaticClipping", {"stability": 0.1}),
+        ("AdaptiveClipping", {"quantile": 0.7, "learning_rate": 0.1, "count_share": 0.05}),
+    ],
+)
+def test_clipping_rules_are_written_in_yaml(name: str, settings: dict[str, object]) -> None:
+    parser = ArgumentParser()
+    parser.add_argument("--strategy", type=lightning_dp.PrivateStrategy)
+    rule = {"class_path": f"lightning_dp.{name}", "init_args": settings}
+    strategy = {"class_path": "lightning_dp.PrivateStrategy", "init_args": {"clipping": rule}}
+    config = parser.parse_object({"strategy": strategy})
+    assert parser.instantiate_classes(config).strategy.clipping == getattr(lightning_dp, name)(**settings)

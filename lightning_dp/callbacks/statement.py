@@ -51,6 +51,7 @@ def closing_statement(
             "guarantee",
             f"epsilon = {format_epsilon(guarantee.epsilon)} at delta = {guarantee.delta:g}, from what actually ran",
         ),
+        *(("also released", text) for text in _other_releases(strategy)),
         *(("NOT VALID AS STATED", stamp) for stamp in guarantee.stamps),
         *_metrics(trainer, metrics),
     ]
@@ -86,6 +87,16 @@ def _budget(strategy: PrivateMechanism) -> tuple[tuple[str, str], ...]:
 
 def _updates(total: int, this_run: int) -> str:
     return f"{total:,}" if total == this_run else f"{total:,}, of which {this_run:,} in this run"
+
+
+def _other_releases(strategy: PrivateMechanism) -> list[str]:
+    """What the guarantee pays for beside updates."""
+    delta = strategy.guarantee.delta
+    return [
+        f"{entry.purpose}, epsilon = {format_epsilon((entry.count * entry.mechanism).epsilon(delta))} by itself"
+        for entry in strategy.ledger.entries
+        if entry.purpose != "training"
+    ]
 
 
 def _metrics(trainer: Trainer, names: Sequence[str] | None) -> list[tuple[str, str]]:

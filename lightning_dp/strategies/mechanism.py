@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -40,6 +41,7 @@ from lightning_dp.gradients import (
     GradientMemory,
     HookEngine,
 )
+from lightning_dp.replacements import replace_unsupported
 from lightning_dp.sampling import check_loader, fingerprint, insecure_key, secret_key
 from lightning_dp.strategies import budgeting, resuming, settings
 from lightning_dp.strategies.clip_norm import release_clip_norm
@@ -80,6 +82,8 @@ class PrivateMechanism(Strategy):
             inputs and output gradients of the layers take; ``"low"``: nothing; or a number of bytes.
         gradient_methods: Fixes the engine's way to the norm by name of the parameter, in the form in which a run logs
             what it found fastest.
+        replace_unsupported: Replace, in the module itself and before the optimizer is made, layers whose records cannot
+            be told apart by ones with the same weights; see :func:`replace_unsupported`.
         insecure_seed: Derive sampling and noise from this number instead of the operating system. Anyone who knows it
             can subtract the noise; for tests, and stamped on the guarantee.
     """
@@ -101,6 +105,7 @@ class PrivateMechanism(Strategy):
         gradient_engine: Literal["bookkeeping", "hooks"] = "bookkeeping",
         gradient_memory: GradientMemory | int = "balanced",
         gradient_methods: Mapping[str, str] | None = None,
+        replace_unsupported: bool = False,
         insecure_seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -116,6 +121,7 @@ class PrivateMechanism(Strategy):
         self.gradient_engine = _validate.choice("gradient_engine", gradient_engine, ("bookkeeping", "hooks"))
         self.gradient_memory = _checked_memory(gradient_memory)
         self.gradient_methods = _validate.string_map("gradient_methods", gradient_methods or {})
+        self.replace_unsupported = _validate.flag("replace_unsupported", replace_unsupported)
         self.insecure_seed = _validate.optional(_validate.integer, "insecure_seed", insecure_seed, minimum=0)
         self.ledger = Ledger()
         self._run: PrivateRun | None = None
@@ -206,6 +212,11 @@ class PrivateMechanism(Strategy):
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
+        if self.replace_unsupported:
+            replaced = replace_unsupported(self._module)
+            if replaced:
+                shown = ", ".join(f"{path} ({kind})" for path, kind in replaced.items())
+                rank_zero_info(f"Replaced for private training: {shown}.")
         settings.check_module(self._module)
         self.clipping.check([name for name, _ in self._module.named_parameters()])
         self._user_settings = settings.settings_of(trainer)
