@@ -19,7 +19,7 @@ demo: $(INSTALLED) ## Train a digits classifier under (epsilon = 3, delta = 1e-5
 	$(BIN)/lightning-dp fit --config recipes/digits/mlp_eps3.yaml
 
 test: $(INSTALLED) ## Run the tests, at most ten minutes on two cores
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(INSTALLED) ## Run the tests that take longer
 	$(BIN)/python -m pytest -m slow

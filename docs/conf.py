@@ -52,7 +52,8 @@ def run_python_blocks(app: Sphinx, doctree: nodes.document) -> None:
             continue
         block["testnodetype"] = "testcode"
         following = block.next_node(descend=False, siblings=True)
-        shown = following.astext() if isinstance(following, nodes.literal_block) else ""
+        is_output = isinstance(following, nodes.literal_block) and following.get("language") == "text"
+        shown = following.astext() if is_output else ""
         expected = nodes.comment("", f"...{shown}", testnodetype="testoutput")
         block["groups"] = expected["groups"] = ["page"]
         expected["options"] = {doctest.NORMALIZE_WHITESPACE: True, doctest.ELLIPSIS: True}
