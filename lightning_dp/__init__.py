@@ -42,6 +42,7 @@ from lightning_dp.gradients import (
     register_layer,
 )
 from lightning_dp.integrations import ContourAccountant
+from lightning_dp.losses import per_record_mean
 from lightning_dp.releases import (
     exponential_mechanism,
     gaussian_mechanism,
@@ -94,6 +95,7 @@ __all__ = [
     "gaussian_noise_multiplier",
     "group_privacy",
     "laplace_mechanism",
+    "per_record_mean",
     "randomized_response",
     "register_layer",
     "replace_unsupported",

@@ -1,4 +1,4 @@
-"""The private attributes of Lightning and Opacus that cannot be avoided, in one place.
+"""The private attributes of Lightning, Opacus and PyTorch that cannot be avoided, in one place.
 
 Each function names what it reaches for, and ``tests/test_compat.py`` fails with a readable message when it moves.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -16,7 +17,12 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from torch.nn.utils import parametrize
 from typing_extensions import override
+
+# Of any number of dimensions.
+BatchNorm = nn.modules.batchnorm._BatchNorm
+InstanceNorm = nn.modules.instancenorm._InstanceNorm
 
 _LAYER_ATTRIBUTES = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
 
@@ -28,6 +34,21 @@ def silence_hook_warning() -> None:
     warnings again that it had shown already.
     """
     warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed with respect")
+
+
+def silence_vectorizing_warning() -> None:
+    """Silences a warning of torch's about operators that it vectorizes in a slow way; installed once, likewise."""
+    warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+
+
+@contextmanager
+def fresh_weights() -> Iterator[None]:
+    """Makes parametrized weights be computed anew, also inside of ``torch.nn.utils.parametrize.cached()``."""
+    enabled, parametrize._cache_enabled = parametrize._cache_enabled, 0
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = enabled
 
 
 def forget_forward(module: nn.Module) -> None:

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from lightning_dp import _compat
 from lightning_dp.errors import InvalidValueError, UnsupportedModelError
 from lightning_dp.gradients.choice import GradientMemory, MethodChoice
 from lightning_dp.gradients.clipping import Clipping
-from lightning_dp.gradients.engine import GradientEngine, explain_inputs, explain_rows
+from lightning_dp.gradients.engine import GradientEngine, explain_inputs
 from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.gradients.graph import Passage, survey
 from lightning_dp.gradients.layers import (
@@ -35,7 +36,9 @@ from lightning_dp.gradients.layers import (
     by_sampler,
     by_vectorized_backward,
     has_sampler,
+    is_part,
     known_gradients,
+    own_parameters,
 )
 from lightning_dp.gradients.precision import full_precision
 
@@ -140,9 +143,11 @@ class BookKeepingEngine(GradientEngine):
             raise InvalidValueError(f"`gradient_methods` names `{unknown[0]}`, which is no parameter of the module.")
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for path, layer in self.module.named_modules():
-            own = {leaf: names[id(p)] for leaf, p in layer.named_parameters(recurse=False) if id(p) in names}
-            if own:
+            own = {leaf: names[id(p)] for leaf, p in own_parameters(layer).items() if id(p) in names}
+            if own and not is_part(self.module, path):
                 watched = _watch(layer, path, own)
+                if not watched.is_leaf:
+                    _compat.silence_vectorizing_warning()
                 hook = partial(self._record, watched)
                 if "torch._dynamo" in sys.modules:  # else nothing is compiled, and asking would load it, 60 MB large
                     hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
@@ -169,6 +174,8 @@ class BookKeepingEngine(GradientEngine):
     # -- forward -----------------------------------------------------------------------------------------------------
 
     def _record(self, watched: _Watched, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            self.no_tensors[watched.path] = type(output).__name__
         if not self._is_recording or not isinstance(output, Tensor) or output.grad_fn is None:
             return
         # PRIVACY: layers that a checkpoint runs again in the backward pass were counted before it.
@@ -180,7 +187,7 @@ class BookKeepingEngine(GradientEngine):
         passage = Passage(
             edge.node,
             tuple(get_gradient_edge(x).node for x in tensors if x.requires_grad),
-            frozenset(id(getattr(layer, leaf)) for leaf in watched.names),
+            frozenset(id(layer.get_parameter(leaf)) for leaf in watched.names),
             watched.is_leaf,
         )
         call = _Call(
@@ -273,6 +280,7 @@ class BookKeepingEngine(GradientEngine):
                 " read it, so its gradient is lost. Write `x = x + y` in place of `x += y`."
             )
         recording, self._is_recording = self._is_recording, False
+        num_rows, self.num_rows = self.num_rows, None  # a rule may run the layer again on one record at a time
         try:
             with full_precision(gradient.device):
                 names = frozenset(watched.names)
@@ -282,13 +290,14 @@ class BookKeepingEngine(GradientEngine):
                 if found.keys() != names:
                     raise UnsupportedModelError(
                         f"The rule for `{watched.path}` ({type(watched.layer).__name__}) gives gradients for"
-                        f" {sorted(found)}, while {sorted(names)} are trained. Let it return one for each name in"
-                        " `forward.wanted`."
+                        f" {sorted(found)}, while {sorted(names)} are trained. If a hook computes its weight from them"
+                        " (the old `torch.nn.utils.spectral_norm`), use `torch.nn.utils.parametrizations`; if the rule"
+                        " is your own, let it return one for each name in `forward.wanted`."
                     )
                 for leaf, use in found.items():
                     self._take(step, watched.names[leaf], use)
         finally:
-            self._is_recording = recording
+            self._is_recording, self.num_rows = recording, num_rows
         step.bytes += sum(x.numel() * x.element_size() for x in (*tensors, gradient))
         call.inputs, call.keywords, call.output = (), {}, None
 
@@ -312,8 +321,8 @@ class BookKeepingEngine(GradientEngine):
         """Clips and adds up what the last backward pass left; see :class:`GradientEngine`."""
         step = self._finished()
         with full_precision(total.vector.device):
+            self._check_records(step, num_records)
             uses = {name: uses[0].plus(uses[1:]) for name, uses in step.waiting.items()}
-            _check_records([*step.started.items(), *uses.items()], num_records)
             self.choice.learn(uses, step.bytes)
             for name, use in uses.items():
                 self._start(step, name, use)
@@ -335,27 +344,27 @@ class BookKeepingEngine(GradientEngine):
     def take_rows(self, num_records: int | None = None, *, pressed: bool = False) -> dict[str, Tensor]:
         """The gradient of each record of the last backward pass; see :class:`GradientEngine`."""
         step = self._finished()
+        if num_records is not None:
+            self._check_records(step, num_records)
         found = {name: [use] for name, use in step.started.items()}
         for name, uses in step.waiting.items():
             found.setdefault(name, []).extend(uses)
         together = {name: uses[0].plus(uses[1:]) for name, uses in found.items()}
-        if num_records is not None:
-            _check_records([*together.items()], num_records)
         rows = {name: (use.pressed() if pressed else use).rows() for name, use in together.items()}
         return {name: row * len(row) for name, row in rows.items()}
+
+    def _check_records(self, step: _Step, num_records: int) -> None:
+        for name, use in step.started.items():
+            self._check_rows(name, use.records, num_records)
+        for name, uses in step.waiting.items():
+            for use in uses:  # each by itself, for a single row would be added to all others
+                self._check_rows(name, use.records, num_records)
 
     def _finished(self) -> _Step:
         step = self._step
         self.forget()
         self.drop_raw()
         return step
-
-
-def _check_records(uses: list[tuple[str, Use]], num_records: int) -> None:
-    for name, use in uses:
-        # PRIVACY: a batch that was filtered, repeated or flattened has rows that are no records.
-        if use.records != num_records:
-            raise UnsupportedModelError(explain_rows(name, use.records, num_records))
 
 
 def _watch(layer: nn.Module, path: str, names: dict[str, str]) -> _Watched:

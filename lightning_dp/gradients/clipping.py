@@ -10,6 +10,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_dp.gradients.layers.use import norms_of
+
 
 class ClippingRule(ABC):
     """A clipping rule: factors for the gradients of records, from their norms alone.
@@ -159,7 +161,7 @@ def record_norms(rows: Collection[Tensor]) -> Tensor:
     Returns:
         The norms, ``(records,)``, in float32 or float64.
     """
-    norms: Tensor = torch.linalg.vector_norm(torch.stack([row.flatten(1).norm(dim=1) for row in rows]), dim=0)
+    norms: Tensor = torch.linalg.vector_norm(torch.stack([norms_of(row) for row in rows]), dim=0)
     return norms
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.clipping import Clipping
 from lightning_dp.gradients.flat import FlatGradient
+from lightning_dp.gradients.layers import has_no_forward
 from lightning_dp.gradients.layers.pressed import press
 
 
@@ -21,19 +26,27 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
 class GradientEngine(ABC):
     """Watches a module from :meth:`attach` to :meth:`detach`; its loss must be a mean over the records of the batch.
 
-    In-place activations are switched off meanwhile: they overwrite what layers put out and were given.
+    In-place activations are switched off meanwhile: they overwrite what layers put out and were given. Tables that are
+    given one row of indices for the whole batch get one for each record.
 
     Args:
         module: The module, on its device.
 
     Attributes:
         parameters: What is trained, by name, since the last :meth:`attach`.
+        no_tensors: Layers that put out something else than a tensor, and what.
+        num_rows: Number of records that the next forward pass sees, null records included; None if that is not known.
+        spread: Tables that were given one row of indices for the whole batch.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.parameters: dict[str, nn.Parameter] = {}
+        self.no_tensors: dict[str, str] = {}
+        self.num_rows: int | None = None
+        self.spread: set[str] = set()
         self._inplace: list[nn.Module] = []
+        self._before: list[RemovableHandle] = []
 
     @property
     @abstractmethod
@@ -57,15 +70,39 @@ class GradientEngine(ABC):
                 f"No parameter of `{type(self.module).__name__}` requires a gradient, so there is nothing to train."
                 " Unfreeze at least one with `requires_grad_(True)`."
             )
+        for name, parameter in self.parameters.items():
+            if is_lazy(parameter):
+                raise UnsupportedModelError(
+                    f"`{name}` has no shape yet: its layer is lazy and waits for a first batch, which would be private."
+                    " Run the module on a batch of zeros before training, or give the layer its sizes."
+                )
+            if parameter.is_complex():
+                raise UnsupportedModelError(
+                    f"`{name}` is complex ({parameter.dtype}), and norms and noise are those of real numbers. Hold its"
+                    " real and imaginary parts in one real parameter and use `torch.view_as_complex`, or freeze it."
+                )
         self._inplace = [layer for layer in self.module.modules() if getattr(layer, "inplace", False) is True]
         for layer in self._inplace:
             layer.inplace = False  # type: ignore[assignment]
+        for path, layer in self.module.named_modules():
+            if isinstance(layer, nn.Embedding) and layer.weight.requires_grad:
+                self._before.append(layer.register_forward_pre_hook(partial(self._look_up_for_each, path)))
 
     def detach(self) -> None:
         """Leaves the module as it was, without anything that was stored; safe to call at any time."""
         for layer in self._inplace:
             layer.inplace = True  # type: ignore[assignment]
         self._inplace = []
+        for handle in self._before:
+            handle.remove()
+        self._before = []
+
+    def _look_up_for_each(self, path: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Makes one row of indices, as of positions, one for each record; what is looked up is broadcast otherwise."""
+        if self.num_rows is None or not args or args[0].dim() < 2 or len(args[0]) != 1:
+            return None
+        self.spread.add(path)
+        return args[0].expand(self.num_rows, *args[0].shape[1:]), *args[1:]
 
     def refresh(self) -> None:
         """Attaches anew if the set of trainable parameters has changed since."""
@@ -150,10 +187,40 @@ class GradientEngine(ABC):
             parameter.grad = None
         return [name for name, parameter in strays if parameter.requires_grad and name not in self.parameters]
 
+    def _check_rows(self, name: str, found: int, num_records: int) -> None:
+        """Checks that a gradient has one row for each record.
+
+        Raises:
+            UnsupportedModelError: It has not.
+        """
+        # PRIVACY: a batch that was filtered, repeated or flattened has rows that are no records.
+        if found == num_records:
+            return
+        raise UnsupportedModelError(
+            f"`{name}` has {found} gradient rows for {num_records} records: `training_step` drops, repeats, splits or"
+            " merges records. Keep records in the first dimension of every layer's input, pad sequences instead of"
+            f" packing them, or freeze the parameter.{_look_up(self.module, name)}"
+        )
+
     def _explain(self, name: str) -> str:
-        path, _, leaf = name.rpartition(".")
-        layer = self.module.get_submodule(path)
-        owner = f"module `{path}` ({type(layer).__name__})" if path else "the LightningModule"
+        path = name.rpartition(".")[0]
+        while path and has_no_forward(self.module.get_submodule(path)):
+            path = path.rpartition(".")[0]
+        layer, leaf = self.module.get_submodule(path), name.removeprefix(f"{path}.")
+        if not path:
+            return (
+                f"`{name}` is a parameter of {type(self.module).__name__} itself and is used outside its `forward`, for"
+                " example in `training_step`, or gets its gradient in several backward passes, so one record's share"
+                f" cannot be bounded. Move `{name}` into a small module whose forward takes one row for each record and"
+                " uses it, and call that module; run one backward pass a step; or freeze it."
+            )
+        owner = f"module `{path}` ({type(layer).__name__})"
+        if path in self.no_tensors:
+            return (
+                f"`{name}` is used in the forward of {owner}, which puts out a {self.no_tensors[path]}, so one record's"
+                f" share cannot be bounded. {_replacement(layer, path)}Let the module put out one tensor with one row"
+                f" for each record, or move `{leaf}` into a small module that does, or freeze the parameter."
+            )
         return (
             f"`{name}` is used outside the forward of {owner}, or gets its gradient in several backward passes, so one"
             f" record's share cannot be bounded. {_replacement(layer, path)}Call the module instead of reading its"
@@ -163,26 +230,17 @@ class GradientEngine(ABC):
 
 def _replacement(layer: nn.Module, path: str) -> str:
     """What to write in place of layers that compute on their parameters in one go."""
-    for kind, other in _REPLACEMENTS:
-        if isinstance(layer, kind):
-            return f"Replace `{path}` by `{other}`, which has one module for each product. "
+    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
+        return f"Let `PrivateStrategy(replace_unsupported=True)` replace `{path}`, with the same outputs. "
     return ""
 
 
-_REPLACEMENTS: tuple[tuple[type[nn.Module], str], ...] = (
-    (nn.MultiheadAttention, "opacus.layers.DPMultiheadAttention"),
-    (nn.LSTM, "opacus.layers.DPLSTM"),
-    (nn.GRU, "opacus.layers.DPGRU"),
-    (nn.RNN, "opacus.layers.DPRNN"),
-)
-
-
-def explain_rows(name: str, found: int, num_records: int) -> str:
-    """The message for rows that are no records."""
-    return (
-        f"`{name}` has {found} gradient rows for {num_records} records: `training_step` drops, repeats, splits or"
-        " merges records. Keep records in the first dimension of every layer's input."
-    )
+def _look_up(module: nn.Module, name: str) -> str:
+    """What to write where a table is given indices for the whole batch."""
+    path = name.rpartition(".")[0]
+    if not isinstance(module.get_submodule(path), nn.Embedding):
+        return ""
+    return f" Positions that all records share are one row of indices: `{path}(torch.arange(length)[None])`."
 
 
 def explain_inputs(path: str, layer: nn.Module, found: int, num_rows: int) -> str:

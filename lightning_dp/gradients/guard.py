@@ -99,12 +99,12 @@ def _reason_against(layer: nn.Module) -> str | None:
             " which tokens occur. Set `max_norm=None`."
         )
     active = layer.training or any(p.requires_grad for p in layer.parameters(recurse=False))
-    batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    instance_norm = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
+    batch_norm = isinstance(layer, _compat.BatchNorm)
+    instance_norm = isinstance(layer, _compat.InstanceNorm) and layer.track_running_stats
     if active and (batch_norm or instance_norm):
         what = "mixes the records of a batch" if batch_norm else "keeps statistics of private records"
         return (
             f"{what}, so one record's influence cannot be bounded. Replace it, for example with `torch.nn.GroupNorm`,"
-            " or `opacus.validators.ModuleValidator.fix(model)` before training; or freeze it and keep it in eval mode."
+            " or by `PrivateStrategy(replace_unsupported=True)`; or freeze it and keep it in eval mode."
         )
     return None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightning_dp import _compat
 from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.clipping import Clipping, clipped_sum
-from lightning_dp.gradients.engine import GradientEngine, explain_inputs, explain_rows
+from lightning_dp.gradients.engine import GradientEngine, explain_inputs
 from lightning_dp.gradients.flat import FlatGradient
 from lightning_dp.gradients.layers.pressed import press
 
@@ -109,9 +109,8 @@ class HookEngine(GradientEngine):
         if uncovered:
             raise UnsupportedModelError(self._explain(uncovered[0]))
         for name, row in rows.items():
-            # PRIVACY: a batch that was filtered, repeated or flattened has rows that are no records.
-            if num_records is not None and row.shape[0] != num_records:
-                raise UnsupportedModelError(explain_rows(name, row.shape[0], num_records))
+            if num_records is not None:
+                self._check_rows(name, row.shape[0], num_records)
         return rows
 
     def forget(self) -> None:

@@ -44,6 +44,7 @@ def gradient_norms(
         gradients.attach()
         try:
             for records in batches:
+                gradients.num_rows = len(records)
                 value = loss(replica, list(records))
                 gradients.check_inputs(len(records))
                 gradients.prepare(value)

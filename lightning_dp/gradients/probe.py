@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -20,13 +21,16 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from torchmetrics import Metric
 
 from lightning_dp.errors import PrivacyError, UnsupportedModelError
 from lightning_dp.gradients.clipping import record_norms
 from lightning_dp.gradients.engine import GradientEngine
+from lightning_dp.gradients.graph import survey
 
 NUM_RECORDS = 16
 _TRIES = 6
+_DRAWS = 4
 
 
 class IndependenceProbe:
@@ -50,6 +54,7 @@ class IndependenceProbe:
         usual_size: int,
     ) -> None:
         self._replica = silent_replica(module)
+        self._originals = {id(parameter) for parameter in module.parameters()}
         self._gradients = engine(self._replica)
         self._loss, self._tolerance, self._usual_size = loss, tolerance, usual_size
 
@@ -65,7 +70,7 @@ class IndependenceProbe:
                 self._check_state(records[:2])
                 takes_part = self._check_rows(records[:3])
                 if takes_part and len(records) >= 4:
-                    self._check_batch_size(records[:4])
+                    self._check_batch_size(records)
                     self._check_others(records)
             finally:
                 self._gradients.detach()
@@ -76,9 +81,11 @@ class IndependenceProbe:
 
     def _forward_backward(self, records: Sequence[Any], seed: int = 1) -> None:
         _same_dropout(seed)
+        self._gradients.num_rows = len(records)
         with _InnermostModule(self._replica) as innermost:
             try:
                 loss = self._loss(self._replica, list(records))
+                self._check_copied(loss)
                 self._gradients.prepare(loss)
                 torch.autograd.backward(loss)
             except PrivacyError:
@@ -87,14 +94,24 @@ class IndependenceProbe:
                 self._gradients.detach()
                 raise self._explain(error, records, innermost.describe()) from error
 
+    def _check_copied(self, loss: Tensor) -> None:
+        # PRIVACY: nothing of what runs on the original is seen, so every check would pass.
+        if survey(loss, (), self._originals).uncovered:
+            raise UnsupportedModelError(
+                f"`training_step` of a copy of `{type(self._replica).__name__}` runs on the parameters of the original,"
+                " so it cannot be checked that one record's gradient depends on that record alone. A function or a"
+                " compiled method that was put on it or on one of its layers holds the original itself: in place of"
+                " `torch.compile(module)` compile its parts (`self.net = torch.compile(self.net)`), and override"
+                " methods in a subclass."
+            )
+
     def _explain(self, error: Exception, records: Sequence[Any], where: str) -> Exception:
         """Tells apart what per-record gradients cannot do, what a batch of another size cannot do, and a user's bug."""
         what = f"in {where}: {type(error).__name__}: {error}"
         if self._runs(records):
             return UnsupportedModelError(
-                f"Per-record gradients cannot be computed {what} Replace the layer by one that Opacus supports"
-                " (`opacus.layers.DPMultiheadAttention`, `DPLSTM`, `DPGRU`), write `x = x + y` in place of `x += y`, or"
-                " freeze it."
+                f"Per-record gradients cannot be computed {what}{self._explain_spread()} Replace the layer, for example"
+                " by `PrivateStrategy(replace_unsupported=True)`, write `x = x + y` in place of `x += y`, or freeze it."
             )
         if self._runs(list(itertools.islice(itertools.cycle(records), self._usual_size))):
             return UnsupportedModelError(
@@ -103,6 +120,15 @@ class IndependenceProbe:
                 " instead."
             )
         return error  # the user's own mistake, which has nothing to do with privacy
+
+    def _explain_spread(self) -> str:
+        if not self._gradients.spread:
+            return ""
+        table = min(self._gradients.spread)
+        return (
+            f" `{table}` was given one row of indices for the whole batch, and looked them up once for each record; so"
+            " what it puts out must not be repeated again."
+        )
 
     def _runs(self, records: Sequence[Any]) -> bool:
         """Whether forward and backward work without hooks."""
@@ -113,15 +139,23 @@ class IndependenceProbe:
         return True
 
     def _check_state(self, records: Sequence[Any]) -> None:
-        before = {name: value.clone() for name, value in self._replica.state_dict().items()}
+        before = {name: value.clone() for name, value in self._state().items()}
         self._rows(records)
-        for name, value in self._replica.state_dict().items():
+        for name, value in self._state().items():
             if name in before and not torch.equal(before[name], value):
                 raise UnsupportedModelError(
                     f"`{name}` is changed by `training_step` itself. It would carry private records out of the run"
                     " without noise, for example as a running statistic in the checkpoint. Keep it fixed during"
                     " training, or replace the layer that updates it."
                 )
+
+    def _state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds, and the buffers that it leaves out."""
+        metrics = tuple(
+            f"{name}." for name, layer in self._replica.named_modules() if isinstance(layer, Metric) and name
+        )
+        buffers = {name: value for name, value in self._replica.named_buffers() if not name.startswith(metrics)}
+        return {**buffers, **self._replica.state_dict()}
 
     def _check_rows(self, records: Sequence[Any]) -> bool:
         """Compares rows with autograd's gradient; whether any parameter takes part in the loss at all."""
@@ -141,8 +175,8 @@ class IndependenceProbe:
 
     def _check_batch_size(self, records: Sequence[Any]) -> None:
         few, many = self._rows(records[:2]), self._rows(records[:4])
-        part, deterministic = slice(0, 2), self._deterministic(records)
-        if self._is_sum(few, many, part, deterministic):
+        part, deterministic = slice(0, 2), self._deterministic(records[:4])
+        if self._is_doubled(few, many, part) if deterministic else self._grows(records):
             raise UnsupportedModelError(
                 "The gradient of one record grows with the size of its batch, twofold from 2 to 4 records: the loss is"
                 " a sum over records. Every gradient would be multiplied by the batch size and clipped away. Return the"
@@ -151,14 +185,20 @@ class IndependenceProbe:
         if deterministic:
             self._compare(few, many, part, "the number of records in its batch")
 
-    def _is_sum(self, few: dict[str, Tensor], many: dict[str, Tensor], part: slice, deterministic: bool) -> bool:
-        """Whether rows double with the batch: exactly, or nearly where dropout changes them too."""
-        norms = record_norms([row[part] for row in few.values()])
-        if not bool((norms > 0).any()):
+    def _is_doubled(self, few: dict[str, Tensor], many: dict[str, Tensor], part: slice) -> bool:
+        if not bool((record_norms([row[part] for row in few.values()]) > 0).any()):
             return False
-        if deterministic:
-            return self._largest_change({name: 2 * row for name, row in few.items()}, many, part)[1] <= self._tolerance
-        return float((record_norms([row[part] for row in many.values()]) / norms)[norms > 0].median()) > 1.5
+        return self._largest_change({name: 2 * row for name, row in few.items()}, many, part)[1] <= self._tolerance
+
+    def _grows(self, records: Sequence[Any]) -> bool:
+        """Whether the first two rows grow with the number of records, where dropout changes them at random too."""
+
+        def size(chosen: Sequence[Any]) -> float:
+            rows = [self._rows(chosen, seed) for seed in range(1, _DRAWS + 1)]
+            return sum(float(record_norms([row[:2] for row in found.values()]).sum()) for found in rows)
+
+        # One draw may well double a row by chance, so several are added up, and the batch grows as far as it can.
+        return size(records) > size(records[:2]) * math.sqrt(len(records) / 2)
 
     def _check_others(self, records: Sequence[Any]) -> None:
         """Keeps the records of middling gradient and replaces the others, from the smallest gradients to the largest.
@@ -188,7 +228,7 @@ class IndependenceProbe:
                 f"The gradient of one record for `{name}` depends on {what} (relative change {change:.2g}),"
                 " so clipping it does not bound that record's influence. Compute the loss of each record from that"
                 " record alone and average: no batch statistics, no contrastive or mixed records, no mean over"
-                " tokens or class weights of the whole batch."
+                " tokens (`lightning_dp.per_record_mean` instead) or class weights of the whole batch."
             )
 
     def _largest_change(self, one: dict[str, Tensor], other: dict[str, Tensor], part: slice) -> tuple[str, float]:
@@ -210,7 +250,8 @@ def silent_replica(module: LightningModule) -> LightningModule:
         raise UnsupportedModelError(
             f"`{type(module).__name__}` cannot be copied ({type(error).__name__}: {error}), and the check that one"
             " record's gradient depends on that record alone runs on a copy. Keep tensors with a history, open files"
-            " and locks out of the module's attributes."
+            " and locks out of the module's attributes. `torch.nn.utils.weight_norm` and `torch.nn.utils.prune` leave"
+            " such tensors: use `torch.nn.utils.parametrizations.weight_norm`, and a mask as a parametrization."
         ) from error
     replica.trainer = module.trainer
     mute(replica)

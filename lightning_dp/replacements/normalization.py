@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+from lightning_dp._compat import BatchNorm
 
 _MOST_GROUPS, _LEAST_CHANNELS = 32, 4  # of one group
 

@@ -161,6 +161,7 @@ class PrivateRun:
         # A forward pass since the last batch, in a callback say, left what belongs to no update.
         self.gradients.forget()
         self.gradients.refresh()
+        self.gradients.num_rows = max(1, info.num_records)
         self.guard.before_forward()
         return info
 
@@ -184,7 +185,7 @@ class PrivateRun:
                 "A second backward pass ran on one batch, so a record could count twice. Add the losses up and run one"
                 " backward pass a step."
             )
-        self._open = False
+        self._open, self.gradients.num_rows = False, None
         self._sum.add_chunk(info.num_records)
         self._chunks_done += 1
 

@@ -280,12 +280,12 @@ def not_supported() -> dict[str, tuple[str, Callable[[], nn.Module], str]]:
         "attention": (
             "bookkeeping",
             attention_net,
-            "DPMultiheadAttention",
+            "replace_unsupported=True",
         ),
         "attention with hooks": (
             "hooks",
             attention_net,
-            "DPMultiheadAttention",
+            "replace_unsupported=True",
         ),
         "a trainable layer in eval mode": (
             "hooks",

@@ -6,7 +6,10 @@ from lightning_dp.gradients.layers.registry import (
     Casting,
     LayerForward,
     LayerGradients,
+    has_no_forward,
+    is_part,
     known_gradients,
+    own_parameters,
     register_layer,
 )
 from lightning_dp.gradients.layers.use import Rows, Use
@@ -23,9 +26,12 @@ __all__ = [
     "by_vectorized_backward",
     "convolution",
     "embedding",
+    "has_no_forward",
     "has_sampler",
+    "is_part",
     "known_gradients",
     "linear",
     "normalization",
+    "own_parameters",
     "register_layer",
 ]

@@ -12,6 +12,7 @@ from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from lightning_dp import _compat
 from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.layers.registry import LayerForward, is_patched
 from lightning_dp.gradients.layers.use import Rows, Use
@@ -55,7 +56,11 @@ def by_vectorized_backward(forward: LayerForward) -> dict[str, Use]:
         try:
             found, output = _rerun(forward, arguments, batched)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            reason = str(error)
+            # Said by torch in words that name its own flags.
+            drawn = "random operation" in str(error)
+            reason = (
+                "its forward pass draws random numbers (dropout), which cannot be drawn again." if drawn else str(error)
+            )
             continue
         # PRIVACY: rows of another computation than the one that the loss depends on would bound nothing.
         if _same(output, forward):
@@ -82,8 +87,7 @@ def _rerun(
         batched: Which of them hold one row for each record.
     """
     layer = forward.layer
-    own = dict(layer.named_parameters(recurse=False))
-    trained = {name: own[name].detach() for name in forward.wanted}
+    trained = {name: layer.get_parameter(name).detach() for name in forward.wanted}
     by_position, by_name = batched[: len(arguments[0])], batched[len(arguments[0]) :]
     names = dict(zip(arguments[1], by_name, strict=True))
 
@@ -101,7 +105,7 @@ def _rerun(
         return found, result.squeeze(0)
 
     in_dims = [0 if many else None for many in by_position], {n: 0 if many else None for n, many in names.items()}, 0
-    with forward.casting.again() if forward.casting is not None else nullcontext():
+    with forward.casting.again() if forward.casting is not None else nullcontext(), _compat.fresh_weights():
         found, output = vmap(rows, in_dims=in_dims)(*arguments, forward.gradient)
     return found, output
 

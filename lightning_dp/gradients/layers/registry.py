@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_dp.errors import UnsupportedModelError
 from lightning_dp.gradients.layers.use import Use
@@ -95,6 +96,43 @@ def register_layer(*kinds: type[nn.Module]) -> Callable[[_F], _F]:
 def is_patched(layer: nn.Module) -> bool:
     """Whether somebody replaced the forward pass of this one layer, so that its kind says nothing about it."""
     return "forward" in vars(layer)
+
+
+def own_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a layer's own forward pass uses, by name.
+
+    Also those of modules in it that have no forward pass, such as ``nn.ParameterList``, and of parametrizations, whose
+    forward pass is given no record.
+    """
+    own = dict(layer.named_parameters(recurse=False))
+    for name, child in layer.named_children():
+        if _is_parametrizing(layer, name):
+            own.update(child.named_parameters(name))
+        elif has_no_forward(child) and not _has_function(layer):
+            own.update({f"{name}.{leaf}": parameter for leaf, parameter in own_parameters(child).items()})
+    return own
+
+
+def is_part(root: nn.Module, path: str) -> bool:
+    """Whether the parameters of the module at ``path`` are :func:`own_parameters` of one above it."""
+    names = path.split(".") if path else []
+    layers = [root, *(root.get_submodule(".".join(names[: i + 1])) for i in range(len(names)))]
+    if any(_is_parametrizing(layer, name) for layer, name in zip(layers, names, strict=False)):
+        return True
+    return len(layers) > 1 and has_no_forward(layers[-1]) and not _has_function(layers[-2])
+
+
+def _is_parametrizing(layer: nn.Module, name: str) -> bool:
+    return name == "parametrizations" and is_parametrized(layer)
+
+
+def has_no_forward(layer: nn.Module) -> bool:
+    """Whether a module only holds parameters or other modules."""
+    return type(layer).forward is nn.Module.forward and not is_patched(layer)
+
+
+def _has_function(layer: nn.Module) -> bool:
+    return known_gradients(layer) is not None or type(layer) in GradSampleModule.GRAD_SAMPLERS
 
 
 def known_gradients(layer: nn.Module) -> LayerGradients | None:
