@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -72,6 +73,13 @@ class PrivateDDPStrategy(PrivateMechanism, _compat.DDPWithResults):
             strategy_registry.register(name, cls, description=description, start_method=start_method)
 
     @override
+    def setup_distributed(self) -> None:
+        super().setup_distributed()
+        # Lightning does it for nccl only. The threads of gloo would be killed with the process, which then now and
+        # then aborts after all is done, and looks as if training had failed.
+        atexit.register(_end_process_group)
+
+    @override
     def configure_ddp(self) -> None:
         # PRIVACY: no `DistributedDataParallel`, which would sum up raw gradients over processes.
         assert self.model is not None
@@ -103,3 +111,8 @@ class PrivateDDPStrategy(PrivateMechanism, _compat.DDPWithResults):
     @override
     def on_lost_results(self) -> None:
         self.ledger.stamp("processes that trained ended with an error, and what they had spent is unknown")
+
+
+def _end_process_group() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -160,6 +160,7 @@ class WhatWaitsForCollection(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         gc.collect()
+        gc.freeze()  # what is there already, of earlier tests too, is nobody's garbage here
         gc.disable()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
@@ -172,6 +173,7 @@ class WhatWaitsForCollection(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         gc.set_debug(0)
+        gc.unfreeze()
         gc.enable()
 
 
