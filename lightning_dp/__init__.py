@@ -51,6 +51,7 @@ from lightning_dp.releases import (
     randomized_response,
 )
 from lightning_dp.replacements import replace_unsupported
+from lightning_dp.sampling import PublicDataLoader
 from lightning_dp.strategies import PrivateDDPStrategy, PrivateStrategy
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "PrivacySettings",
     "PrivateDDPStrategy",
     "PrivateStrategy",
+    "PublicDataLoader",
     "RandomizedResponse",
     "RenyiFilter",
     "RenyiOdometer",

@@ -92,6 +92,13 @@ def training_step_arguments(trainer: Trainer, batch: Any) -> tuple[Any, ...]:
     return tuple(trainer.fit_loop.epoch_loop._build_kwargs(OrderedDict(), batch, 0).values())
 
 
+def combined_mode(trainer: Trainer) -> str:
+    """How batches of several training loaders are put together."""
+    combined = trainer.fit_loop._combined_loader
+    assert combined is not None
+    return combined._mode
+
+
 def data_of(trainer: Trainer, *, fitting: bool = True) -> dict[str, Any]:
     """The data with which ``trainer.fit`` was called, as keyword arguments for another ``fit`` or ``validate``."""
     if trainer.datamodule is not None:  # type: ignore[attr-defined]

@@ -36,6 +36,10 @@ class UnsupportedModelError(PrivacyError, MisconfigurationException):
     """The gradient of one record cannot be separated or bounded in this model."""
 
 
+class MixedRecordsError(UnsupportedModelError):
+    """The gradient of one record depends on the others of its batch, or the module keeps something of them."""
+
+
 class BudgetExceededError(PrivacyError):
     """The next release would spend more than the budget, or the budget is spent already."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -13,6 +14,7 @@ from conftest import TrainerFactory
 from fixtures import Lit, LitData, make_loader
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.utilities import CombinedLoader
 from opacus.grad_sample import GradSampleHooks
 
 from lightning_dp import _compat, _packages, errors
@@ -89,6 +91,22 @@ def test_data_of_finds_loaders_and_data_modules(make_trainer: TrainerFactory) ->
     make_trainer(max_steps=1, callbacks=[Spy()]).fit(Lit(), datamodule=data)
     make_trainer(max_steps=1, callbacks=[Spy()]).fit(WithLoader())
     assert found == [{"train_dataloaders": loader}, {"datamodule": data}, {}], "Lightning moved `_data_source`"
+
+
+def test_the_mode_of_combined_loaders_is_found(make_trainer: TrainerFactory) -> None:
+    found = []
+
+    class Spy(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            found.append(_compat.combined_mode(trainer))
+
+    class First(Lit):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return super().training_step(batch[0], batch_idx)
+
+    for data in ([make_loader()], CombinedLoader([make_loader()], "min_size")):
+        make_trainer(max_steps=1, callbacks=[Spy()]).fit(First(), data)
+    assert found == ["max_size_cycle", "min_size"], "Lightning moved `_mode` of its `CombinedLoader`"
 
 
 def test_the_other_package_is_refused_by_name() -> None:

@@ -64,7 +64,7 @@ class PrivacyMonitor(Callback, PrivacyPolicy):
         strategy = _strategy(trainer)
         strategy.prepare_run()
         self._started = True
-        self._show(opening_statement(strategy))
+        self._show(opening_statement(trainer, strategy))
 
     @override
     def on_train_batch_end(

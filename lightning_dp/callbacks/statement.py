@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_dp.accounting.guarantee import format_epsilon
 from lightning_dp.callbacks.baseline import NonPrivateBaseline
 from lightning_dp.callbacks.console import Statement
+from lightning_dp.sampling import PublicDataLoader
 from lightning_dp.strategies import PrivateMechanism
 
 NOT_COVERED = (
@@ -19,12 +21,15 @@ NOT_COVERED = (
     "a person with several records: the unit is one record",
     "floating point, timing and memory; whoever controls the machine",
 )
+MONITORS_NOT_COVERED = "choices by {}: made on values without noise"
 BASELINE_NOT_COVERED = "the comparison: its model was trained without privacy"
 
 
-def opening_statement(strategy: PrivateMechanism) -> Statement:
+def opening_statement(trainer: Trainer, strategy: PrivateMechanism) -> Statement:
     """What is about to run."""
-    return Statement("Private training starts", _declared(strategy) + _budget(strategy))
+    facts = [*_declared(strategy), *_public_data(trainer), *_budget(strategy)]
+    facts += [("not covered", text) for text in _monitors_not_covered(trainer)]
+    return Statement("Private training starts", tuple(facts))
 
 
 def closing_statement(
@@ -46,6 +51,7 @@ def closing_statement(
     guarantee = strategy.guarantee
     facts = [
         *_declared(strategy),
+        *_public_data(trainer),
         ("updates", _updates(guarantee.num_updates, run.updates_run)),
         (
             "guarantee",
@@ -56,8 +62,10 @@ def closing_statement(
         *_metrics(trainer, metrics),
     ]
     title = "Private training ended" if exception is None else f"Private training ended by {type(exception).__name__}"
-    compared = any(isinstance(callback, NonPrivateBaseline) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-    return Statement(title, tuple(facts), (*NOT_COVERED, BASELINE_NOT_COVERED) if compared else NOT_COVERED)
+    not_covered = [*NOT_COVERED, *_monitors_not_covered(trainer)]
+    if any(isinstance(callback, NonPrivateBaseline) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        not_covered.append(BASELINE_NOT_COVERED)
+    return Statement(title, tuple(facts), tuple(not_covered))
 
 
 def _declared(strategy: PrivateMechanism) -> tuple[tuple[str, str], ...]:
@@ -66,6 +74,7 @@ def _declared(strategy: PrivateMechanism) -> tuple[tuple[str, str], ...]:
     size = "declared, the true size is hidden" if plan.is_size_declared else "public"
     batch = plan.expected_batch_size
     return (
+        ("covered", "the rows of the training data set, and no others"),
         ("unit", "one record (one element of the training data set)"),
         ("adjacency", "add_remove (one record present or absent)"),
         ("N", f"{plan.public_size:,} ({size})"),
@@ -74,6 +83,28 @@ def _declared(strategy: PrivateMechanism) -> tuple[tuple[str, str], ...]:
         ("noise multiplier", f"{run.noise_multiplier:.6g}"),
         ("clip norm", run.bound),
     )
+
+
+def _public_data(trainer: Trainer) -> list[tuple[str, str]]:
+    loaders = CombinedLoader(trainer.train_dataloader).flattened
+    public = [len(loader.dataset) for loader in loaders if isinstance(loader, PublicDataLoader)]  # type: ignore[arg-type]
+    return [("public data", f"{size:,} records of a PublicDataLoader, not protected") for size in public]
+
+
+def _monitors_not_covered(trainer: Trainer) -> list[str]:
+    """Names what decides by a logged value, other than what this package logs."""
+    found = [
+        (type(callback).__name__, callback.monitor)
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        if isinstance(getattr(callback, "monitor", None), str)
+    ]
+    found += [
+        (type(config.scheduler).__name__, config.monitor)
+        for config in trainer.lr_scheduler_configs
+        if config.reduce_on_plateau and config.monitor is not None
+    ]
+    shown = [f"{name}(monitor={monitor!r})" for name, monitor in found if not monitor.startswith("privacy/")]
+    return [MONITORS_NOT_COVERED.format(", ".join(shown))] if shown else []
 
 
 def _budget(strategy: PrivateMechanism) -> tuple[tuple[str, str], ...]:

@@ -199,7 +199,8 @@ class GradientEngine(ABC):
         raise UnsupportedModelError(
             f"`{name}` has {found} gradient rows for {num_records} records: `training_step` drops, repeats, splits or"
             " merges records. Keep records in the first dimension of every layer's input, pad sequences instead of"
-            f" packing them, or freeze the parameter.{_look_up(self.module, name)}"
+            " packing them, or freeze the parameter. What is not of these records, such as a public batch, may go"
+            f" through it under `torch.no_grad()` only.{_look_up(self.module, name)}"
         )
 
     def _explain(self, name: str) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_dp import _compat
-from lightning_dp.errors import UnsupportedModelError
+from lightning_dp.errors import MixedRecordsError, UnsupportedModelError
 from lightning_dp.gradients.engine import GradientEngine, trainable
 
 
@@ -20,11 +20,12 @@ class StepGuard:
         gradients: The per-record gradients of the module.
         watch_parameters: Whether ``training_step`` must leave parameters alone. Under manual optimization it holds the
             optimizer step, which changes them.
+        watch_buffers: Whether ``training_step`` must leave buffers alone.
     """
 
-    def __init__(self, gradients: GradientEngine, *, watch_parameters: bool) -> None:
+    def __init__(self, gradients: GradientEngine, *, watch_parameters: bool, watch_buffers: bool = True) -> None:
         self._gradients = gradients
-        self._watch_parameters = watch_parameters
+        self._watch_parameters, self._watch_buffers = watch_parameters, watch_buffers
         self._before: dict[str, tuple[int, int]] = {}
 
     def before_forward(self) -> None:
@@ -65,7 +66,7 @@ class StepGuard:
         for name, fingerprint in self._fingerprints():
             # PRIVACY: what the forward pass writes into the model leaves the run without noise.
             if self._before.get(name, fingerprint) != fingerprint:
-                raise UnsupportedModelError(
+                raise MixedRecordsError(
                     f"`{name}` was changed by `training_step` itself. It would carry private records out of the run"
                     " without noise. Keep it fixed during training, or replace the layer that updates it."
                 )
@@ -74,7 +75,7 @@ class StepGuard:
     def _fingerprints(self) -> Iterator[tuple[str, tuple[int, int]]]:
         module = self._gradients.module
         metrics = tuple(f"{name}." for name, layer in module.named_modules() if isinstance(layer, Metric) and name)
-        watched: Iterator[tuple[str, Tensor]] = module.named_buffers()
+        watched: Iterator[tuple[str, Tensor]] = module.named_buffers() if self._watch_buffers else iter(())
         if self._watch_parameters:
             watched = itertools.chain(module.named_parameters(), watched)
         return ((name, (id(t), t._version)) for name, t in watched if not name.startswith(metrics))

@@ -11,8 +11,8 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torchmetrics import Metric
 
-from lightning_dp.errors import PrivacyError, UnsupportedModelError
+from lightning_dp.errors import MixedRecordsError, PrivacyError, UnsupportedModelError
 from lightning_dp.gradients.clipping import record_norms
 from lightning_dp.gradients.engine import GradientEngine
 from lightning_dp.gradients.graph import survey
@@ -42,6 +42,10 @@ class IndependenceProbe:
         loss: Runs ``training_step`` of a module on a batch of records and returns its loss.
         tolerance: Largest accepted relative difference between two rows that should be equal.
         usual_size: Number of records in a batch of the user's own loader.
+        accept_mixed: Collect in ``findings`` what ties records together, instead of raising it.
+
+    Attributes:
+        findings: What was accepted.
     """
 
     def __init__(
@@ -52,7 +56,10 @@ class IndependenceProbe:
         loss: Callable[[LightningModule, list[Any]], Tensor],
         tolerance: float,
         usual_size: int,
+        accept_mixed: bool = False,
     ) -> None:
+        self.findings: list[MixedRecordsError] = []
+        self._accept_mixed = accept_mixed
         self._replica = silent_replica(module)
         self._originals = {id(parameter) for parameter in module.parameters()}
         self._gradients = engine(self._replica)
@@ -63,17 +70,30 @@ class IndependenceProbe:
 
         Raises:
             UnsupportedModelError: A check failed; the message names the check, the parameter or module, and a remedy.
+            MixedRecordsError: The same, and ``accept_mixed`` would let it pass.
         """
         with isolate_rng(), torch.enable_grad():
             self._gradients.attach()
             try:
-                self._check_state(records[:2])
+                with self._collecting():
+                    self._check_state(records[:2])
                 takes_part = self._check_rows(records[:3])
                 if takes_part and len(records) >= 4:
-                    self._check_batch_size(records)
-                    self._check_others(records)
+                    with self._collecting():
+                        self._check_batch_size(records)
+                    with self._collecting():
+                        self._check_others(records)
             finally:
                 self._gradients.detach()
+
+    @contextmanager
+    def _collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except MixedRecordsError as error:
+            if not self._accept_mixed:
+                raise
+            self.findings.append(error)
 
     def _rows(self, records: Sequence[Any], seed: int = 1) -> dict[str, Tensor]:
         self._forward_backward(records, seed)
@@ -143,7 +163,7 @@ class IndependenceProbe:
         self._rows(records)
         for name, value in self._state().items():
             if name in before and not torch.equal(before[name], value):
-                raise UnsupportedModelError(
+                raise MixedRecordsError(
                     f"`{name}` is changed by `training_step` itself. It would carry private records out of the run"
                     " without noise, for example as a running statistic in the checkpoint. Keep it fixed during"
                     " training, or replace the layer that updates it."
@@ -224,7 +244,7 @@ class IndependenceProbe:
     def _compare(self, one: dict[str, Tensor], other: dict[str, Tensor], part: slice, what: str) -> None:
         name, change = self._largest_change(one, other, part)
         if change > self._tolerance:
-            raise UnsupportedModelError(
+            raise MixedRecordsError(
                 f"The gradient of one record for `{name}` depends on {what} (relative change {change:.2g}),"
                 " so clipping it does not bound that record's influence. Compute the loss of each record from that"
                 " record alone and average: no batch statistics, no contrastive or mixed records, no mean over"

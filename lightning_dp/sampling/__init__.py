@@ -4,6 +4,7 @@ from lightning_dp.sampling.entropy import KeyStream, insecure_key, secret_key
 from lightning_dp.sampling.loader import ChunkInfo, PrivateDataLoader, check_loader, fingerprint
 from lightning_dp.sampling.null_record import null_record
 from lightning_dp.sampling.poisson import ChunkIndices, PoissonSampler
+from lightning_dp.sampling.public import PublicDataLoader
 
 __all__ = [
     "ChunkIndices",
@@ -11,6 +12,7 @@ __all__ = [
     "KeyStream",
     "PoissonSampler",
     "PrivateDataLoader",
+    "PublicDataLoader",
     "check_loader",
     "fingerprint",
     "insecure_key",

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -26,6 +26,7 @@ from lightning_dp.accounting.ledger import new_release_id
 from lightning_dp.errors import (
     InvalidValueError,
     LedgerError,
+    MixedRecordsError,
     PrivacyError,
     PrivacyViolationError,
     TrainerSettingsError,
@@ -42,8 +43,8 @@ from lightning_dp.gradients import (
     HookEngine,
 )
 from lightning_dp.replacements import replace_unsupported
-from lightning_dp.sampling import check_loader, fingerprint, insecure_key, secret_key
-from lightning_dp.strategies import budgeting, resuming, settings
+from lightning_dp.sampling import PublicDataLoader, check_loader, fingerprint, insecure_key, secret_key
+from lightning_dp.strategies import budgeting, loaders, resuming, settings
 from lightning_dp.strategies.clip_norm import release_clip_norm
 from lightning_dp.strategies.null_batch import unseen
 from lightning_dp.strategies.policy import Budget, ClipNormQuery, PrivacyPolicy, find_clip_norm_query, find_policy
@@ -84,6 +85,9 @@ class PrivateMechanism(Strategy):
             what it found fastest.
         replace_unsupported: Replace, in the module itself and before the optimizer is made, layers whose records cannot
             be told apart by ones with the same weights; see :func:`replace_unsupported`.
+        allow_mixed_records: Train although the gradient of one record depends on others of its batch, or the module
+            keeps something of them. What was found is warned about and stamped on the guarantee, which then claims
+            nothing.
         insecure_seed: Derive sampling and noise from this number instead of the operating system. Anyone who knows it
             can subtract the noise; for tests, and stamped on the guarantee.
     """
@@ -106,6 +110,7 @@ class PrivateMechanism(Strategy):
         gradient_memory: GradientMemory | int = "balanced",
         gradient_methods: Mapping[str, str] | None = None,
         replace_unsupported: bool = False,
+        allow_mixed_records: bool = False,
         insecure_seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -122,6 +127,7 @@ class PrivateMechanism(Strategy):
         self.gradient_memory = _checked_memory(gradient_memory)
         self.gradient_methods = _validate.string_map("gradient_methods", gradient_methods or {})
         self.replace_unsupported = _validate.flag("replace_unsupported", replace_unsupported)
+        self.allow_mixed_records = _validate.flag("allow_mixed_records", allow_mixed_records)
         self.insecure_seed = _validate.optional(_validate.integer, "insecure_seed", insecure_seed, minimum=0)
         self.ledger = Ledger()
         self._run: PrivateRun | None = None
@@ -233,6 +239,7 @@ class PrivateMechanism(Strategy):
             ledger=self.ledger,
             release_id=self.broadcast(new_release_id()),
             watch_parameters=self._module.automatic_optimization,
+            watch_buffers=not self.allow_mixed_records,
         )
         super().setup(trainer)
 
@@ -248,6 +255,8 @@ class PrivateMechanism(Strategy):
         dataloader = super().process_dataloader(dataloader)
         trainer = self._trainer
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+            return dataloader
+        if isinstance(dataloader, PublicDataLoader):
             return dataloader
         loader = check_loader(dataloader)
         plan = plan_sampling(
@@ -285,8 +294,14 @@ class PrivateMechanism(Strategy):
     def _admit_module(self) -> None:
         run = self.run
         if not run.gradients.is_attached:
-            probe_module(self._module, run)
+            for finding in probe_module(self._module, run, accept_mixed=self.allow_mixed_records):
+                self._accept_finding(finding)
             run.gradients.attach()
+
+    def _accept_finding(self, finding: MixedRecordsError) -> None:
+        rank_zero_warn(f"Training goes on without a guarantee (`allow_mixed_records=True`). {finding}")
+        # PRIVACY: clipping bounds no record's influence any more, which whoever reads the guarantee must know.
+        self.ledger.stamp(f"records mix: {str(finding).split('. ')[0]}")
 
     def prepare_run(self) -> None:
         """Fixes the noise; called when training starts, does nothing the second time.
@@ -298,7 +313,7 @@ class PrivateMechanism(Strategy):
         run, trainer = self.run, self._trainer
         if run.is_started:
             return
-        settings.check_batches(trainer, run)
+        loaders.check_batches(trainer, run)
         resuming.restart_update(trainer, run.plan.num_chunks)
         remaining = settings.updates_to_run(trainer)
         self._find_clip_norm()
@@ -344,7 +359,7 @@ class PrivateMechanism(Strategy):
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         run, manual = self.run, not self._module.automatic_optimization
-        settings.check_batches(self._trainer, run)
+        loaders.check_batches(self._trainer, run)
         self._admit_module()
         info = run.begin_chunk()
         # PRIVACY: a batch without records is seen by nobody: not by logs, not by metrics, not by the sum.

@@ -9,9 +9,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_dp import _compat
-from lightning_dp.errors import UnsupportedModelError
+from lightning_dp.errors import MixedRecordsError, UnsupportedModelError
 from lightning_dp.gradients import IndependenceProbe
 from lightning_dp.gradients.probe import NUM_RECORDS
+from lightning_dp.strategies import loaders
 from lightning_dp.strategies.run import PrivateRun
 
 _TOLERANCE, _BFLOAT_TOLERANCE = 1e-4, 5e-2
@@ -24,8 +25,13 @@ class _LossFound(BaseException):
         self.loss = loss
 
 
-def probe_module(module: LightningModule, run: PrivateRun) -> None:
+def probe_module(module: LightningModule, run: PrivateRun, *, accept_mixed: bool = False) -> list[MixedRecordsError]:
     """Checks on a copy of ``module`` that one record's gradient depends on that record alone.
+
+    Args:
+        module: The user's module.
+        run: Gives the engine and some records.
+        accept_mixed: Return that it does not, instead of raising it.
 
     Raises:
         UnsupportedModelError: It does not; the message names the parameter or module, the reason and the remedy.
@@ -36,17 +42,20 @@ def probe_module(module: LightningModule, run: PrivateRun) -> None:
         loss=loss_of_records(module, run),
         tolerance=_BFLOAT_TOLERANCE if "bf16" in str(module.trainer.precision) else _TOLERANCE,
         usual_size=run.usual_size,
+        accept_mixed=accept_mixed,
     )
     # Fetched once: a data set that augments gives another record each time.
     probe.run(run.random_records(NUM_RECORDS))
+    return probe.findings
 
 
 def loss_of_records(module: LightningModule, run: PrivateRun) -> Callable[[LightningModule, list[Any]], Tensor]:
     """Runs ``training_step`` of a copy of ``module`` on records, collated and transferred as in training."""
     trainer, collate = module.trainer, run.loader.chunks.collate_fn
+    beside = loaders.public_batches(trainer)
 
     def loss(replica: LightningModule, records: list[Any]) -> Tensor:
-        batch = _compat.transfer(module, collate(records))
+        batch = _compat.transfer(module, beside(collate(records)))
         with trainer.precision_plugin.train_step_context():
             return _loss_of(replica, _compat.training_step_arguments(trainer, batch))
 

@@ -32,6 +32,7 @@ class PrivateRun:
         ledger: Where releases are written down.
         release_id: Of what this run releases, the same on all processes.
         watch_parameters: Whether ``training_step`` must leave the parameters alone.
+        watch_buffers: Whether it must leave the buffers alone.
 
     Attributes:
         guard: The checks around each forward pass.
@@ -49,11 +50,12 @@ class PrivateRun:
         ledger: Ledger,
         release_id: str,
         watch_parameters: bool = True,
+        watch_buffers: bool = True,
     ) -> None:
         self.ledger = ledger
         self.make_engine = make_engine
         self.gradients = make_engine(module)
-        self.guard = StepGuard(self.gradients, watch_parameters=watch_parameters)
+        self.guard = StepGuard(self.gradients, watch_parameters=watch_parameters, watch_buffers=watch_buffers)
         self.release_id = release_id
         self.updates_run = 0
         self.updates_allowed: int | None = None

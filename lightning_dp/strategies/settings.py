@@ -11,9 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lightning_dp.errors import TrainerSettingsError, UnsupportedDataError, UnsupportedModelError
+from lightning_dp.errors import TrainerSettingsError, UnsupportedModelError
 from lightning_dp.gradients import check_layers
-from lightning_dp.strategies.run import PrivateRun
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
@@ -132,28 +131,6 @@ def check_optimizers(optimizers: list[torch.optim.Optimizer], module: LightningM
             f"The optimizer holds {len(foreign)} parameters that are not in `{type(module).__name__}.parameters()`"
             f" (shapes {shapes}); they would train on raw gradients. Register them: assign the module or"
             " `torch.nn.Parameter` to an attribute of the LightningModule."
-        )
-
-
-def check_batches(trainer: Trainer, run: PrivateRun) -> None:
-    """Checks what Lightning made of the training data: one private loader, and whole updates only.
-
-    Raises:
-        UnsupportedDataError: There are several loaders.
-        TrainerSettingsError: ``limit_train_batches`` cuts through an update.
-    """
-    if not run.has_data or trainer.train_dataloader is not run.loader:
-        raise UnsupportedDataError(
-            "The training data comes from several loaders, or from one in a list, a dict or a `CombinedLoader`. Private"
-            " training draws from one: give the `DataLoader` itself, and join data sets with"
-            " `torch.utils.data.ConcatDataset` (each record once)."
-        )
-    batches, chunks = trainer.num_training_batches, run.plan.num_chunks
-    if batches % chunks:
-        raise TrainerSettingsError(
-            f"`limit_train_batches={trainer.limit_train_batches}` leaves {batches} physical batches an epoch, which"
-            f" is no multiple of `accumulate_grad_batches={chunks}`: the last update would lack records that were"
-            f" drawn for it. Use a multiple of {chunks}."
         )
 
 

@@ -55,11 +55,6 @@ def test_two_nodes_are_refused(make_private_trainer: TrainerFactory) -> None:
         make_private_trainer(num_nodes=2).fit(Lit(), make_loader())
 
 
-def test_one_loader_in_a_list_is_told_to_come_alone(make_private_trainer: TrainerFactory) -> None:
-    with pytest.raises(errors.UnsupportedDataError, match="give the `DataLoader` itself"):
-        make_private_trainer().fit(Lit(), [make_loader()])
-
-
 def test_a_guarantee_without_a_delta_says_where_to_give_one() -> None:
     with pytest.raises(errors.InvalidValueError, match=r"strategy\.ledger\.guarantee"):
         _ = lightning_dp.PrivateStrategy(noise_multiplier=1.0).guarantee
