@@ -1,4 +1,4 @@
-"""Case 19: Lightning's default `use_distributed_sampler=True` on two processes; validation keeps Lightning's sampler."""
+"""Case 19: Lightning's default `use_distributed_sampler=True` on two processes; validation keeps its sampler."""
 
 import pytest
 from launch import train

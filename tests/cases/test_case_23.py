@@ -1,9 +1,10 @@
-"""Case 23: `batch_size` is that of one process, as in Lightning; both numbers are printed, and q is that of the union."""
+"""Case 23: `batch_size` is that of one process, as in Lightning; both are printed, and q is that of the union."""
 
 import pytest
 from launch import train
 
-from lightning_dp import PrivateDDPStrategy, PrivateStrategy
+from lightning_dp import PrivateDDPStrategy
+from lightning_dp.strategies import PrivateMechanism
 
 
 def run(folder, name, ranks, batch_size, chunks=1):
@@ -42,5 +43,5 @@ def test_the_same_batch_size_on_twice_the_processes_is_twice_the_update(tmp_path
 
 
 def test_it_is_documented():
-    assert "batch_size * accumulate_grad_batches * processes / N" in " ".join(PrivateStrategy.__doc__.split())
+    assert "batch_size * accumulate_grad_batches * processes / N" in " ".join(PrivateMechanism.__doc__.split())
     assert "does not depend on their number" in " ".join(PrivateDDPStrategy.__doc__.split())
